@@ -1,0 +1,1 @@
+//! Clients for vLLM and SGLang: discovery, health, load, and the HTTP hop.

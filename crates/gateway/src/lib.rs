@@ -1,0 +1,1 @@
+//! The HTTP gateway: request path, scheduler owner task, admin API, metrics.

@@ -1,0 +1,1 @@
+//! KV cache event batches as vLLM and SGLang publish them: encoding and decoding.

@@ -1,0 +1,1 @@
+//! HTTP and ZeroMQ face on the modelled engine: speaks vLLM's and SGLang's wire.

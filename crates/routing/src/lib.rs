@@ -1,0 +1,1 @@
+//! Choosing a worker for a turn: the policies and their registry.

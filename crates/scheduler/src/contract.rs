@@ -1,0 +1,255 @@
+//! What goes into the scheduler and what comes out: the whole of its contract with its drivers.
+//!
+//! Invariants that drivers and scheduler keep together:
+//! - I-SCH-1 every `TurnArrived` ends in exactly one of: `TurnEnded` or `ClientGone` handed in by the driver,
+//!   or `Reject` or `Supersede` coming out. After that the turn id is forgotten and never reused.
+//! - I-SCH-2 a turn has at most one outstanding `Dispatch`. A second one follows only a `TurnFailed`, so
+//!   nothing is executed twice by our doing after its first byte.
+//! - I-SCH-3 effects are a function of (config, seed, inputs with their times) and nothing else.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tandem_types::{
+    GroupId, LoadReport, ProgramKey, RequestClass, RetryKey, TurnId, Usage, WorkerId, WorkerInfo,
+};
+
+/// Something that happened outside.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Input {
+    /// A worker is ready to take turns, or what is known of it changed.
+    WorkerUp {
+        /// Which.
+        worker: WorkerId,
+        /// What is known of it.
+        info: WorkerInfo,
+    },
+    /// A worker takes no new turns but finishes those that it has.
+    WorkerDraining {
+        /// Which.
+        worker: WorkerId,
+    },
+    /// A worker is not reachable or not ready. Its running turns report their own fate.
+    WorkerDown {
+        /// Which.
+        worker: WorkerId,
+    },
+    /// A worker left for good.
+    WorkerRemoved {
+        /// Which.
+        worker: WorkerId,
+    },
+    /// A worker's report of its own load.
+    WorkerLoad {
+        /// Which.
+        worker: WorkerId,
+        /// The report.
+        load: LoadReport,
+    },
+    /// A request asks to be served.
+    TurnArrived(TurnArrival),
+    /// The engine accepted the turn: its response head is there.
+    TurnStarted {
+        /// Which.
+        turn: TurnId,
+    },
+    /// The first byte of the answer went to the client: from here on no retry.
+    FirstToken {
+        /// Which.
+        turn: TurnId,
+    },
+    /// A dispatch failed before the first byte of its answer.
+    TurnFailed {
+        /// Which.
+        turn: TurnId,
+        /// How.
+        failure: DispatchFailure,
+    },
+    /// The answer is over, well or not.
+    TurnEnded {
+        /// Which.
+        turn: TurnId,
+        /// How.
+        outcome: TurnOutcome,
+    },
+    /// The client hung up: while held, or before or during the answer.
+    ClientGone {
+        /// Which.
+        turn: TurnId,
+    },
+    /// A session's client or an operator says that the program will not come back.
+    SessionEnd {
+        /// Which.
+        program: ProgramKey,
+    },
+}
+
+/// A request that asks to be served.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TurnArrival {
+    /// Fresh id.
+    pub turn: TurnId,
+    /// The program that it continues, if it has an identity.
+    pub program: Option<ProgramKey>,
+    /// The program that spawned that one.
+    pub parent: Option<ProgramKey>,
+    /// Sessions that share a fate.
+    pub group: Option<GroupId>,
+    /// The client says that the program ends with this turn.
+    pub session_final: bool,
+    /// What the call is for.
+    pub class: RequestClass,
+    /// Equal for a call and its repetition; `None` where repetitions cannot be told (no identity).
+    pub retry_key: Option<RetryKey>,
+    /// The model asked for.
+    pub model: Option<String>,
+    /// Expected prompt length in tokens, from the size of the body or better.
+    pub input_tokens_estimate: u64,
+    /// The client's bound on generated tokens.
+    pub max_output_tokens: Option<u64>,
+    /// How long this client can be kept waiting for a worker.
+    pub hold_max: Duration,
+}
+
+/// Why a dispatch failed before the first byte.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DispatchFailure {
+    /// What happened.
+    pub kind: FailureKind,
+    /// Whether another worker may try. False once the engine may have acted on a call that is unsafe to
+    /// repeat, or when the body cannot be sent again.
+    pub retryable: bool,
+}
+
+/// What happened to a dispatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// No connection.
+    Connect,
+    /// The connection was lost before the first byte.
+    Disconnected,
+    /// The engine did not answer in time.
+    Timeout,
+    /// The engine answered with a 5xx status.
+    ServerError,
+    /// The engine said that it is overloaded (429 or 503).
+    Overloaded,
+    /// The engine's answer was not HTTP.
+    Garbage,
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnOutcome {
+    /// How.
+    pub result: TurnResult,
+    /// Token counts, where known.
+    pub usage: Option<Usage>,
+    /// The turn ended with tool calls: the agent is away until they return.
+    pub tool_calls: u32,
+}
+
+/// The end of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TurnResult {
+    /// Whole and good.
+    Finished,
+    /// The engine refused the request itself (4xx): says nothing about the engine.
+    Refused,
+    /// The engine reported an error inside the stream, or cut it.
+    Failed,
+}
+
+/// What the driver has to do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Effect {
+    /// Send the turn to a worker.
+    Dispatch {
+        /// Which turn.
+        turn: TurnId,
+        /// Where to.
+        worker: WorkerId,
+        /// 1 for the first try.
+        attempt: u32,
+        /// Wait before sending (retry backoff); zero for a first try.
+        delay: Duration,
+    },
+    /// Keep the turn waiting.
+    Hold {
+        /// Which turn.
+        turn: TurnId,
+        /// Why.
+        reason: HoldReason,
+        /// Its place in the queue, from 1.
+        position: u32,
+    },
+    /// Answer the turn with a refusal.
+    Reject {
+        /// Which turn.
+        turn: TurnId,
+        /// Why.
+        reason: RejectReason,
+        /// When the client may try again; whole seconds.
+        retry_after: Duration,
+    },
+    /// Stop the engine's work on a turn; its accounting is already undone.
+    Cancel {
+        /// Which turn.
+        turn: TurnId,
+        /// Where it runs.
+        worker: WorkerId,
+    },
+    /// The same call came again on a new connection: `old` is over, `by` takes its place. A `Cancel` for
+    /// `old` comes first if it was running.
+    Supersede {
+        /// The turn whose client is taken for gone.
+        old: TurnId,
+        /// The turn that goes on.
+        by: TurnId,
+    },
+    /// A decision for trace and explanation.
+    Record(Decision),
+}
+
+/// Why a turn waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HoldReason {
+    /// No worker is ready for this model.
+    NoWorker,
+    /// Every worker runs as many turns as it may.
+    WorkersFull,
+}
+
+/// Why a turn is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RejectReason {
+    /// The queue of held turns is full.
+    QueueFull,
+    /// The turn was held as long as its client can wait.
+    HoldExpired,
+    /// No worker serves this model, and none is expected to.
+    UnknownModel,
+    /// Every permitted try failed.
+    AttemptsExhausted(FailureKind),
+}
+
+/// A routing decision with its reasons.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// Which turn.
+    pub turn: TurnId,
+    /// The policy that decided.
+    pub policy: String,
+    /// The worker chosen.
+    pub worker: WorkerId,
+    /// In the policy's words: `affinity`, `parent_affinity`, `least_load`, ...
+    pub reason: String,
+    /// Every worker that was in the choice, with its score (lower is better; policies without scores give 0).
+    pub candidates: Vec<(WorkerId, f64)>,
+    /// How long the turn was held before.
+    pub held: Duration,
+}

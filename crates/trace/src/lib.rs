@@ -1,0 +1,1 @@
+//! Request trace: record schema, sinks and readers over io traits, block hashes.

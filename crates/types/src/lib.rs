@@ -1,0 +1,25 @@
+//! Plain data that every crate shares: ids, time, token counts, turns, agent context, workers, KV events.
+//!
+//! - Purpose: one vocabulary (session, program, turn, worker, block, tier) so that the crates above never
+//!   need each other's types.
+//! - Invariants: I-TYP-1 every id from outside is bounded and visible ASCII ([`ids`]); I-TYP-2 time is a
+//!   number handed in, never read here ([`Time`]); I-TYP-3 nothing here does I/O or allocates without a
+//!   bound named in [`limits`].
+//! - Deliberately absent: logic, clocks, randomness, async.
+
+pub mod context;
+pub mod ids;
+pub mod kv;
+pub mod limits;
+pub mod time;
+pub mod turn;
+pub mod worker;
+
+pub use context::{AgentContext, Harness, HarnessFacts, IdentitySource, InputTrigger, RequestClass, ToolDuration};
+pub use ids::{
+    AgentId, EngineId, GroupId, IdError, ProgramKey, RequestId, RetryKey, SessionId, TenantId, TurnId, WorkerId,
+};
+pub use kv::{BlockRemoved, BlockStored, KvBatch, KvEvent, Tier};
+pub use time::Time;
+pub use turn::{BodyIds, Dialect, FinishReason, PromptShape, ToolCall, TurnFacts, Usage};
+pub use worker::{EngineKind, LoadReport, WorkerInfo};
