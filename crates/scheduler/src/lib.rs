@@ -3,6 +3,6 @@
 pub mod contract;
 
 pub use contract::{
-    Decision, DispatchFailure, Effect, FailureKind, HoldReason, Input, RejectReason, TurnArrival, TurnOutcome,
-    TurnResult,
+    Decision, DispatchFailure, Effect, FailureKind, HoldReason, Input, RejectReason, TurnArrival,
+    TurnOutcome, TurnResult,
 };

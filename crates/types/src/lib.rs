@@ -15,11 +15,14 @@ pub mod time;
 pub mod turn;
 pub mod worker;
 
-pub use context::{AgentContext, Harness, HarnessFacts, IdentitySource, InputTrigger, RequestClass, ToolDuration};
+pub use context::{
+    AgentContext, Harness, HarnessFacts, IdentitySource, InputTrigger, RequestClass, ToolDuration,
+};
 pub use ids::{
-    AgentId, EngineId, GroupId, IdError, ProgramKey, RequestId, RetryKey, SessionId, TenantId, TurnId, WorkerId,
+    AgentId, EngineId, GroupId, IdError, ProgramKey, RequestId, RetryKey, SessionId, TenantId, TurnId,
+    WorkerId,
 };
 pub use kv::{BlockRemoved, BlockStored, KvBatch, KvEvent, Tier};
 pub use time::Time;
-pub use turn::{BodyIds, Dialect, FinishReason, PromptShape, ToolCall, TurnFacts, Usage};
+pub use turn::{BodyEdit, BodyIds, Dialect, FinishReason, PromptShape, ToolCall, TurnFacts, Usage};
 pub use worker::{EngineKind, LoadReport, WorkerInfo};

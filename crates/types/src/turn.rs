@@ -1,5 +1,7 @@
 //! A turn as a gateway needs to know it, whatever its dialect.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::context::InputTrigger;
@@ -117,4 +119,13 @@ pub struct TurnFacts {
     pub prompt_tokens: Option<Vec<u32>>,
     /// Digest of the body in canonical form: insensitive to key order and white space.
     pub digest: u128,
+}
+
+/// A change to a request body that leaves every other byte as the client sent it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BodyEdit {
+    /// The bytes of the original body to replace; empty = insert before `range.start`.
+    pub range: Range<usize>,
+    /// What to put there.
+    pub with: Vec<u8>,
 }
