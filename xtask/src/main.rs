@@ -1,3 +1,47 @@
-//! Repository chores.
+//! Repository chores: `cargo xtask <arch|tidy|ci|...>`. Each is also a step of `cargo xtask ci`.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod arch;
+mod ci;
+mod metadata;
+mod tidy;
+
+/// Repository chores.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Debug, Subcommand)]
+enum Chore {
+    /// Check the arrows between crates, their outside dependencies and the purity of the core.
+    Arch,
+    /// Check module docs, file lengths, placeholders, machine paths and invariant ids.
+    Tidy,
+    /// Run everything that a change must pass, or the named steps only.
+    Ci {
+        /// Steps to run; all when none is named.
+        steps: Vec<String>,
+    },
+}
+
+#[expect(clippy::print_stderr, reason = "a command line tool reports on stderr")]
+fn main() -> ExitCode {
+    let result = match Args::parse().chore {
+        Chore::Arch => arch::run(),
+        Chore::Tidy => tidy::run(),
+        Chore::Ci { steps } => ci::run(&steps),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

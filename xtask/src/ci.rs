@@ -1,0 +1,59 @@
+//! Everything that a change must pass, step by step, each also alone: `cargo xtask ci fmt clippy`.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::{arch, tidy};
+
+enum Step {
+    Chore(fn() -> Result<()>),
+    Cargo(&'static [&'static str]),
+}
+
+/// Name and work of each step, cheap ones first.
+const STEPS: &[(&str, Step)] = &[
+    ("fmt", Step::Cargo(&["fmt", "--all", "--check"])),
+    ("tidy", Step::Chore(tidy::run)),
+    ("arch", Step::Chore(arch::run)),
+    ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])),
+    ("deny", Step::Cargo(&["deny", "--all-features", "check", "bans", "licenses", "sources"])),
+    ("doc", Step::Cargo(&["doc", "--workspace", "--no-deps", "--locked"])),
+    ("test", Step::Cargo(&["test", "--workspace", "--locked"])),
+];
+
+/// Runs the named steps, or all.
+#[expect(clippy::print_stdout, reason = "a command line tool reports")]
+pub(crate) fn run(wanted: &[String]) -> Result<()> {
+    for name in wanted {
+        ensure!(STEPS.iter().any(|(n, _)| n == name), "no step {name}; there are {:?}", step_names());
+    }
+    for (name, step) in STEPS.iter().filter(|(n, _)| wanted.is_empty() || wanted.iter().any(|w| w == n)) {
+        println!("== {name}");
+        let start = Instant::now();
+        match step {
+            Step::Chore(chore) => chore()?,
+            Step::Cargo(args) => cargo(args)?,
+        }
+        println!("== {name}: ok in {:.0} s", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+fn step_names() -> Vec<&'static str> {
+    STEPS.iter().map(|(n, _)| *n).collect()
+}
+
+fn cargo(args: &[&str]) -> Result<()> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(args);
+    if args.first() == Some(&"doc") {
+        command.env("RUSTDOCFLAGS", "-D warnings");
+    }
+    let status = command.status().with_context(|| format!("running cargo {}", args.join(" ")))?;
+    if !status.success() {
+        bail!("cargo {} failed", args.join(" "));
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! House rules that no compiler checks: module docs, file lengths, placeholders, machine paths, and that
+//! every numbered invariant is named by a test.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::arch::report;
+
+/// Longest source file, in lines without its test module. The aim is 500.
+const FILE_LINES_MAX: usize = 800;
+
+/// Runs the checks over all files that git knows.
+pub(crate) fn run() -> Result<()> {
+    let mut faults = Vec::new();
+    let mut declared: BTreeMap<String, PathBuf> = BTreeMap::new();
+    let mut test_text = String::new();
+    for file in tracked_files()? {
+        let Ok(text) = fs::read_to_string(&file) else { continue };
+        check_words(&file, &text, &mut faults);
+        if file.extension().is_none_or(|e| e != "rs") {
+            continue;
+        }
+        let (production, tests) = split_tests(&file, &text);
+        test_text.push_str(tests);
+        check_source(&file, production, &mut faults);
+        for line in production.lines().filter(|l| l.trim_start().starts_with("//!")) {
+            if let Some(id) = invariant_id(line) {
+                declared.insert(id, file.clone());
+            }
+        }
+    }
+    for (id, file) in declared {
+        if !test_text.contains(&id) {
+            faults.push(format!("{}: invariant {id} is named by no test", file.display()));
+        }
+    }
+    report("tidy", &faults)
+}
+
+fn tracked_files() -> Result<Vec<PathBuf>> {
+    let out = Command::new("git").args(["ls-files", "-z"]).output().context("running git ls-files")?;
+    ensure!(out.status.success(), "git ls-files failed");
+    let names = String::from_utf8(out.stdout).context("file names are not utf-8")?;
+    Ok(names.split('\0').filter(|n| !n.is_empty()).map(PathBuf::from).filter(|p| p.exists()).collect())
+}
+
+/// A file's production part and its tests (the whole file is tests under a `tests` folder).
+fn split_tests<'a>(file: &Path, text: &'a str) -> (&'a str, &'a str) {
+    let is_test = file.components().any(|c| c.as_os_str() == "tests")
+        || file.file_stem().is_some_and(|n| n == "tests" || n.to_string_lossy().ends_with("_tests"));
+    if is_test {
+        return ("", text);
+    }
+    text.find("#[cfg(test)]\nmod tests").map_or((text, ""), |at| text.split_at(at))
+}
+
+fn check_source(file: &Path, production: &str, faults: &mut Vec<String>) {
+    if production.is_empty() {
+        return;
+    }
+    if !production.trim_start().starts_with("//!") {
+        faults.push(format!("{}: no module doc", file.display()));
+    }
+    let lines = production.lines().count();
+    if lines > FILE_LINES_MAX {
+        faults.push(format!("{}: {lines} lines, at most {FILE_LINES_MAX}", file.display()));
+    }
+}
+
+/// The first id of the form `I-ABC-12` in a line of module docs that declares one (`- I-ABC-12 ...`).
+fn invariant_id(line: &str) -> Option<String> {
+    let at = line.find("I-")?;
+    let id: String = line[at..]
+        .chars()
+        .take_while(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || *c == '-')
+        .collect();
+    let well_formed = id.len() >= 6 && id.ends_with(|c: char| c.is_ascii_digit());
+    well_formed.then_some(id)
+}
+
+fn check_words(file: &Path, text: &str, faults: &mut Vec<String>) {
+    let data = file
+        .extension()
+        .is_some_and(|e| e == "json" || e == "jsonl" || e == "lock" || e == "txt" || e == "sse");
+    if data || file.starts_with("xtask") {
+        return;
+    }
+    // Written in pieces so that this file does not fall over its own rule.
+    let words = [
+        ["TO", "DO"].concat(),
+        ["FIX", "ME"].concat(),
+        ["X", "XX"].concat(),
+        ["/wo", "rk/"].concat(),
+        ["/ro", "ot/"].concat(),
+        ["pypi", ".org"].concat(),
+        ["npmjs", ".org"].concat(),
+        ["crates", ".io/api"].concat(),
+    ];
+    for (number, line) in text.lines().enumerate() {
+        for word in words.iter().filter(|w| line.contains(w.as_str())) {
+            faults.push(format!("{}:{}: {word}", file.display(), number + 1));
+        }
+    }
+}
