@@ -1,1 +1,158 @@
 //! Choosing a worker for a turn: the policies and their registry.
+//!
+//! - Purpose: given the workers that may take a turn now, pick one and say why.
+//! - Input: [`RouteTurn`] (what is known of the turn), [`Fleet`] (the workers that may take it), a seeded
+//!   [`Rng`]. Output: a [`Choice`].
+//! - I-ROU-1 a choice is always a worker of the fleet handed in.
+//! - I-ROU-2 there is a choice whenever the fleet is not empty.
+//! - I-ROU-3 a choice is a function of the arguments and of the policy's own state; no clock, no other
+//!   randomness.
+//! - I-ROU-4 what was dispatched and is not finished counts at once ([`load`]).
+//! - Deliberately absent: which workers are eligible (model, health, breaker, capacity). The scheduler filters;
+//!   a policy only prefers.
+//!
+//! A new policy is one file here and one line in [`registry`].
+
+pub mod least_load;
+pub mod load;
+pub mod power_of_two;
+pub mod random;
+pub mod registry;
+pub mod rng;
+pub mod round_robin;
+pub mod session_affinity;
+
+use std::fmt;
+
+use tandem_types::WorkerId;
+
+pub use load::LoadMeter;
+pub use registry::{DEFAULT_POLICY, POLICIES, PolicyEntry, UnknownPolicy, by_name};
+pub use rng::Rng;
+
+/// Most scores that a [`Choice`] keeps: a decision record must not grow with the fleet.
+pub const SCORES_MAX: usize = 16;
+
+/// A worker that may take the turn now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Which.
+    pub worker: WorkerId,
+    /// Its load in requests ([`load`] has the formula).
+    pub load: u64,
+}
+
+/// What a policy may know of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RouteTurn {
+    /// Where the turn's program ran last.
+    pub home: Option<WorkerId>,
+    /// Where the program's parent ran last.
+    pub parent_home: Option<WorkerId>,
+    /// Expected prompt length in tokens.
+    pub input_tokens: u64,
+}
+
+/// The workers that may take one turn now. Lookups are cheap; only [`Fleet::all`] costs in proportion to the
+/// number of workers.
+pub trait Fleet {
+    /// One worker, if it may take the turn.
+    fn get(&self, worker: WorkerId) -> Option<Candidate>;
+    /// The worker with the least load, the lowest id among equals.
+    fn lightest(&self) -> Option<Candidate>;
+    /// Appends every worker that may take the turn, by (load, id) ascending.
+    fn all(&self, out: &mut Vec<Candidate>);
+}
+
+/// Why a worker was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Its turn in the round.
+    RoundRobin,
+    /// Drawn at random.
+    Random,
+    /// It has the least load.
+    LeastLoad,
+    /// The lighter of two drawn at random.
+    PowerOfTwo,
+    /// The program ran there last.
+    Affinity,
+    /// The program's parent ran there last.
+    ParentAffinity,
+    /// The program's (or its parent's) worker may not take the turn, so a lighter one was drawn.
+    HomeUnavailable,
+    /// The program's (or its parent's) worker is too loaded, so a lighter one was drawn.
+    HomeOverloaded,
+    /// A repeated call goes to the worker that was already working on it.
+    Repeated,
+}
+
+impl Reason {
+    /// The reason as decision records and metrics write it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round_robin",
+            Self::Random => "random",
+            Self::LeastLoad => "least_load",
+            Self::PowerOfTwo => "power_of_two",
+            Self::Affinity => "affinity",
+            Self::ParentAffinity => "parent_affinity",
+            Self::HomeUnavailable => "home_unavailable",
+            Self::HomeOverloaded => "home_overloaded",
+            Self::Repeated => "repeated",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A policy's decision.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Why.
+    pub reason: Reason,
+    /// The workers compared with their scores, lower is better, the chosen one first; at most [`SCORES_MAX`].
+    pub scores: Vec<(WorkerId, f64)>,
+    /// How many workers were compared.
+    pub compared: u32,
+}
+
+impl Choice {
+    /// A choice of `chosen` after comparing it with `compared` (which may contain it).
+    #[must_use]
+    pub fn among(chosen: Candidate, reason: Reason, compared: &[Candidate]) -> Self {
+        let others = compared.iter().filter(|c| c.worker != chosen.worker);
+        let scores = std::iter::once(&chosen).chain(others);
+        let count = scores.clone().count();
+        Self {
+            worker: chosen.worker,
+            reason,
+            scores: scores.take(SCORES_MAX).map(|c| (c.worker, score(c.load))).collect(),
+            compared: u32::try_from(count).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// A load as a score; loads are far below 2^52, where the conversion stays exact.
+#[expect(clippy::cast_precision_loss, reason = "request counts are far below 2^52")]
+const fn score(load: u64) -> f64 {
+    load as f64
+}
+
+/// A way to choose a worker.
+pub trait RoutePolicy: fmt::Debug + Send {
+    /// The policy's name in the registry.
+    fn name(&self) -> &'static str;
+    /// Chooses a worker; `None` only when the fleet is empty.
+    fn choose(&mut self, turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice>;
+}
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -6,6 +6,12 @@
 //! - I-SCH-2 a turn has at most one outstanding `Dispatch`. A second one follows only a `TurnFailed`, so
 //!   nothing is executed twice by our doing after its first byte.
 //! - I-SCH-3 effects are a function of (config, seed, inputs with their times) and nothing else.
+//! - I-SCH-4 every `TurnArrived` and every `TurnFailed` of a known turn is answered in the same call by one
+//!   `Dispatch`, `Hold` or `Reject` of that turn. A `Hold` is followed, in the same or a further call, by a
+//!   `Dispatch`, a `Reject` or a `Supersede`, or ended by `ClientGone`.
+//! - I-SCH-5 each `Dispatch` comes right after the `Record` that explains it.
+//!
+//! An input that names a turn that is over is late, not wrong: it is counted and has no effect.
 
 use std::time::Duration;
 
@@ -17,6 +23,13 @@ use tandem_types::{
 /// Something that happened outside.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Input {
+    /// An engine is configured but was never ready, so its models are unknown: until it reports (or for the
+    /// configured grace), a turn for a model that nobody else serves waits instead of being refused. Name its
+    /// rank 0; `WorkerUp` or `WorkerRemoved` of that worker ends the expectation.
+    WorkerExpected {
+        /// Which.
+        worker: WorkerId,
+    },
     /// A worker is ready to take turns, or what is known of it changed.
     WorkerUp {
         /// Which.
@@ -72,7 +85,8 @@ pub enum Input {
         /// How.
         outcome: TurnOutcome,
     },
-    /// The client hung up: while held, or before or during the answer.
+    /// The client hung up: while held, or before or during the answer. Where the turn was dispatched, a
+    /// `Cancel` comes back.
     ClientGone {
         /// Which.
         turn: TurnId,
@@ -97,7 +111,8 @@ pub struct TurnArrival {
     pub group: Option<GroupId>,
     /// The client says that the program ends with this turn.
     pub session_final: bool,
-    /// What the call is for.
+    /// What the call is for. Anything but a turn is never held: it is dispatched at once, beside the workers'
+    /// `max_running`, or refused.
     pub class: RequestClass,
     /// Equal for a call and its repetition; `None` where repetitions cannot be told (no identity).
     pub retry_key: Option<RetryKey>,
@@ -191,7 +206,7 @@ pub enum Effect {
         turn: TurnId,
         /// Why.
         reason: RejectReason,
-        /// When the client may try again; whole seconds.
+        /// When the client may try again: whole seconds, 5 to 60.
         retry_after: Duration,
     },
     /// Stop the engine's work on a turn; its accounting is already undone.
@@ -229,11 +244,14 @@ pub enum HoldReason {
 pub enum RejectReason {
     /// The queue of held turns is full.
     QueueFull,
-    /// The turn was held as long as its client can wait.
+    /// The turn was held as long as its client can wait (or cannot be held at all: `hold_max` zero).
     HoldExpired,
+    /// No worker can take this call now, and calls of its class are not held.
+    NoWorker,
     /// No worker serves this model, and none is expected to.
     UnknownModel,
-    /// Every permitted try failed.
+    /// Every permitted try failed; the last one like this. Where the engine gave an answer (`ServerError`,
+    /// `Overloaded`), that answer is the best one to pass on.
     AttemptsExhausted(FailureKind),
 }
 
@@ -248,8 +266,13 @@ pub struct Decision {
     pub worker: WorkerId,
     /// In the policy's words: `affinity`, `parent_affinity`, `least_load`, ...
     pub reason: String,
-    /// Every worker that was in the choice, with its score (lower is better; policies without scores give 0).
+    /// Workers that the policy compared, with their scores: lower is better; policies without scores give 0.
+    /// The chosen one is first; at most [`tandem_routing::SCORES_MAX`] are kept.
     pub candidates: Vec<(WorkerId, f64)>,
-    /// How long the turn was held before.
+    /// How many workers the policy compared.
+    pub candidate_count: u32,
+    /// Which try this is, from 1.
+    pub attempt: u32,
+    /// How long the call was held before, its earlier connections included.
     pub held: Duration,
 }

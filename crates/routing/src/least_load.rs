@@ -1,0 +1,53 @@
+//! `least_load`: the worker with the fewest requests.
+//!
+//! - I-LL-1 no worker with a lower load exists than the chosen one.
+//! - Equals are drawn at random, so that an idle fleet does not always start with the same worker.
+//! - Deliberately absent: sessions. With several routers in front of one fleet prefer `power_of_two`: they would
+//!   all see, and all pick, the same lightest worker.
+
+use crate::{Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn};
+
+/// The policy.
+#[derive(Debug)]
+pub struct LeastLoad;
+
+impl RoutePolicy for LeastLoad {
+    fn name(&self) -> &'static str {
+        "least_load"
+    }
+
+    fn choose(&mut self, _turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
+        let mut all = Vec::new();
+        fleet.all(&mut all);
+        let least = all.first()?.load;
+        let equals = all.partition_point(|c| c.load == least);
+        let chosen = *all.get(rng.index(equals))?;
+        Some(Choice::among(chosen, Reason::LeastLoad, &all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Workers, worker};
+
+    #[test]
+    fn takes_the_lightest_and_draws_among_equals() {
+        let fleet = Workers::new(&[(0, 3), (1, 1), (2, 1), (3, 2)]);
+        let mut rng = Rng::new(1);
+        let mut seen = [false; 4];
+        for _ in 0..64 {
+            let choice = LeastLoad.choose(&RouteTurn::default(), &fleet, &mut rng).expect("not empty");
+            assert_eq!(choice.compared, 4);
+            seen[choice.worker.engine.0 as usize] = true;
+        }
+        assert_eq!(seen, [false, true, true, false]);
+    }
+
+    #[test]
+    fn scores_are_the_loads_with_the_chosen_worker_first() {
+        let fleet = Workers::new(&[(0, 3), (1, 1)]);
+        let choice = LeastLoad.choose(&RouteTurn::default(), &fleet, &mut Rng::new(1)).expect("not empty");
+        assert_eq!(choice.scores, [(worker(1), 1.0), (worker(0), 3.0)]);
+    }
+}

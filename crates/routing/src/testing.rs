@@ -1,0 +1,45 @@
+//! A fleet for tests.
+
+use tandem_types::{EngineId, WorkerId};
+
+use crate::{Candidate, Fleet};
+
+pub(crate) const fn worker(engine: u32) -> WorkerId {
+    WorkerId { engine: EngineId(engine), rank: 0 }
+}
+
+/// Workers with fixed loads.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    by_load: Vec<Candidate>,
+    scan_allowed: bool,
+}
+
+impl Workers {
+    pub(crate) fn new(loads: &[(u32, u64)]) -> Self {
+        let mut by_load: Vec<Candidate> =
+            loads.iter().map(|&(engine, load)| Candidate { worker: worker(engine), load }).collect();
+        by_load.sort_by_key(|c| (c.load, c.worker));
+        Self { by_load, scan_allowed: true }
+    }
+
+    /// The same fleet, failing the test when a policy looks at all of it.
+    pub(crate) fn without_scan(self) -> Self {
+        Self { scan_allowed: false, ..self }
+    }
+}
+
+impl Fleet for Workers {
+    fn get(&self, worker: WorkerId) -> Option<Candidate> {
+        self.by_load.iter().find(|c| c.worker == worker).copied()
+    }
+
+    fn lightest(&self) -> Option<Candidate> {
+        self.by_load.first().copied()
+    }
+
+    fn all(&self, out: &mut Vec<Candidate>) {
+        assert!(self.scan_allowed, "the whole fleet was scanned");
+        out.extend(&self.by_load);
+    }
+}

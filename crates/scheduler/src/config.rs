@@ -1,0 +1,94 @@
+//! What can be set, with the reasons for the defaults.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tandem_routing::UnknownPolicy;
+
+/// Settings of the scheduler. `Default` is what a fresh installation runs with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SchedulerConfig {
+    /// Routing policy by name ([`tandem_routing::POLICIES`]).
+    pub policy: String,
+    /// Most turns held at once, over all models. A held turn costs its request body, up to some hundred KiB, so
+    /// 4096 bounds that memory to about 2 GiB in the worst case.
+    pub queue_max: usize,
+    /// Most programs remembered. At about 1 KiB each, 200,000 stay within 200 MiB.
+    pub programs_max: usize,
+    /// A program without a live turn is forgotten after this long. No harness sends an end, and 2 h covers a
+    /// person's lunch.
+    pub program_idle_ttl: Duration,
+    /// Most dispatches of one turn, the first included; at least 1.
+    pub attempts_max: u32,
+    /// Backoff before the second dispatch; doubles each time. The real wait is drawn from its upper half.
+    pub backoff_first: Duration,
+    /// Bound of the backoff.
+    pub backoff_max: Duration,
+    /// How long turns for models that nobody serves wait for engines that never reported yet. Loading a large
+    /// model takes minutes.
+    pub startup_grace: Duration,
+    /// Circuit breaker.
+    pub breaker: BreakerConfig,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            policy: tandem_routing::DEFAULT_POLICY.to_owned(),
+            queue_max: 4096,
+            programs_max: 200_000,
+            program_idle_ttl: Duration::from_secs(2 * 60 * 60),
+            attempts_max: 3,
+            backoff_first: Duration::from_millis(50),
+            backoff_max: Duration::from_secs(2),
+            startup_grace: Duration::from_secs(10 * 60),
+            breaker: BreakerConfig::default(),
+        }
+    }
+}
+
+/// Settings of the circuit breaker ([`crate::breaker`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BreakerConfig {
+    /// Failures in a row that open it; 0 switches breakers off.
+    pub failures_to_open: u32,
+    /// How long it stays open at first; doubles each time that the probe fails.
+    pub open_first: Duration,
+    /// Bound of that time.
+    pub open_max: Duration,
+}
+
+impl Default for BreakerConfig {
+    fn default() -> Self {
+        Self {
+            failures_to_open: 5,
+            open_first: Duration::from_secs(5),
+            open_max: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why a configuration is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The policy does not exist.
+    #[error(transparent)]
+    Policy(#[from] UnknownPolicy),
+    /// A number that must not be zero is.
+    #[error("{0} must be at least 1")]
+    Zero(&'static str),
+}
+
+impl SchedulerConfig {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if self.attempts_max == 0 {
+            return Err(ConfigError::Zero("attempts_max"));
+        }
+        if self.programs_max == 0 {
+            return Err(ConfigError::Zero("programs_max"));
+        }
+        Ok(())
+    }
+}
