@@ -1,0 +1,1 @@
+//! Usage objects of all dialects.
