@@ -1,1 +1,39 @@
 //! Clients for vLLM and SGLang: discovery, health, load, and the HTTP hop.
+//!
+//! - [`EngineSpec`] is how a user names an engine; [`Engines`] watches a set of them and reports changes as
+//!   [`EngineEvent`]s, which map one to one to the scheduler's inputs; [`Target`] says how to reach a worker.
+//! - [`HttpClient`] carries the calls; [`request_headers`] and [`response_headers`] say which headers cross.
+//! - [`probe`] looks at one engine for `tandem doctor` and names the flags that it lacks.
+//!
+//! Deliberately absent: choosing a worker, retries, circuit breaking (the scheduler decides), KV events.
+
+mod client;
+mod config;
+mod connect;
+mod control;
+mod discovery;
+mod engine;
+mod headers;
+mod probe;
+mod registry;
+mod render;
+mod spec;
+mod state;
+mod tls;
+mod watch;
+mod wire;
+
+pub use client::{
+    Body, BoxError, HttpClient, HttpConfig, ReadError, SendError, SendErrorKind, empty, full, read_body,
+};
+pub use config::{CONTROL_BODY_BYTES_MAX, ENGINES_MAX, EnginesConfig, MODELS_MAX, RANKS_MAX};
+pub use discovery::{Resolve, Resolving, SystemResolver};
+pub use headers::{request_headers, response_headers};
+pub use probe::{Capability, CapabilityKind, Presence, ProbeOptions, ProbeReport, probe};
+pub use registry::{AddError, Added, Engines};
+pub use render::RenderError;
+pub use spec::{
+    ApiKey, BaseUrl, EngineAddress, EngineKindHint, EngineSpec, LABELS_MAX, SPEC_BYTES_MAX, SpecError,
+};
+pub use state::{EngineEvent, EngineState, EngineStatus, LoadSource, ModelInfo, Target, WorkerStatus};
+pub use tls::{ClientIdentity, TlsConfig, TlsError};
