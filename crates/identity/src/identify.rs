@@ -1,10 +1,25 @@
 //! From a request to its identity.
+//!
+//! - Purpose: walks [`crate::table::MAPPINGS`] and puts together what the other modules find.
+//! - Inputs: head and body facts of one request, its tenant, switches. Output: [`Identity`].
+//! - Invariants: those of the crate; and I-IDE-1 a root never has a parent where agents are marked;
+//!   I-IDE-2 an agent mark that cannot be read makes the mapping fail rather than the child pass for the
+//!   root; I-IDE-3 group and final marker come with an identity or not at all.
+//! - Deliberately absent: state. What must remember earlier requests is named in the crate's head.
+
+use std::time::Duration;
 
 use http::{HeaderMap, Method};
 use serde::{Deserialize, Serialize};
 use tandem_types::{
-    AgentContext, Harness, HarnessFacts, IdentitySource, RequestClass, RetryKey, TenantId, TurnFacts,
+    AgentContext, AgentId, GroupId, Harness, HarnessFacts, IdentitySource, ProgramKey, RequestClass,
+    RetryKey, SessionId, TenantId, TurnFacts,
 };
+
+use crate::facts::{self, CodexTurn};
+use crate::read::{Reader, Value, parse_trace_id};
+use crate::table::{Agents, GROUP_ID, MAPPINGS, Mapping, Place, SESSION_FINAL, When};
+use crate::{class, harness, retry};
 
 /// The head of an HTTP request, as far as identity needs it.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +30,13 @@ pub struct RequestHead<'a> {
     pub path: &'a str,
     /// Headers as received.
     pub headers: &'a HeaderMap,
+}
+
+impl<'a> RequestHead<'a> {
+    /// The path without its query.
+    pub(crate) fn path_only(&self) -> &'a str {
+        self.path.split_once('?').map_or(self.path, |(path, _)| path)
+    }
 }
 
 /// Which sources of identity are used and what is kept for traces.
@@ -116,17 +138,175 @@ pub fn identify(
     tenant: &TenantId,
     config: &IdentityConfig,
 ) -> Identity {
-    let _ = (head, facts, tenant, config);
+    let mut reader = Reader::new(head.headers);
+    let harness = harness::detect(head, facts);
+    let found = MAPPINGS.iter().find_map(|mapping| {
+        let used = enabled(mapping, config) && applies(mapping, harness, &reader);
+        if used { apply(mapping, facts, tenant, &mut reader) } else { None }
+    });
+    let shared = found.as_ref().is_some_and(|f| may_be_shared(f.mapping, harness));
+    let found_in = found.as_ref().map(|f| f.found_in);
+    let context = found.map(|found| AgentContext {
+        program: found.program,
+        parent: found.parent,
+        group: reader.first_id(GROUP_ID, GroupId::new).map(|(id, _)| id),
+        session_final: reader.first_bool(SESSION_FINAL),
+        source: found.mapping.source,
+    });
+    let codex = CodexTurn::read(&mut reader);
+    let class = class::classify(head, facts, harness, &codex, &mut reader);
+    let retry_key = match (&context, facts) {
+        (Some(context), Some(facts)) => retry::key(&context.program, class, facts.digest),
+        _ => None,
+    };
+    let previous_response = facts
+        .and_then(|f| f.ids.previous_response_id.as_deref())
+        .and_then(|id| reader.check("previous_response_id", SessionId::new(id)).usable())
+        .map(String::from);
+    let harness_facts = facts::read(&mut reader, codex, config);
+    let client_timeout_ms = client_timeout_ms(&mut reader);
     Identity {
-        context: None,
-        found_in: None,
-        shared: false,
-        class: RequestClass::Turn,
-        harness: Harness::Unknown,
-        facts: HarnessFacts::default(),
-        retry_key: None,
-        previous_response: None,
-        client_timeout_ms: None,
-        warnings: Vec::new(),
+        context,
+        found_in,
+        shared,
+        class,
+        harness,
+        facts: harness_facts,
+        retry_key,
+        previous_response,
+        client_timeout_ms,
+        warnings: reader.into_warnings(),
     }
+}
+
+/// What a mapping gave.
+struct Match {
+    mapping: &'static Mapping,
+    found_in: &'static str,
+    program: ProgramKey,
+    parent: Option<ProgramKey>,
+}
+
+const fn enabled(mapping: &Mapping, config: &IdentityConfig) -> bool {
+    match mapping.source {
+        IdentitySource::GenericHeader => config.generic_headers,
+        IdentitySource::BodyField => config.body_fields,
+        IdentitySource::TraceParent => config.trace_parent,
+        IdentitySource::Canonical
+        | IdentitySource::ClaudeCode
+        | IdentitySource::Codex
+        | IdentitySource::OpenCode => true,
+    }
+}
+
+fn applies(mapping: &Mapping, harness: Harness, reader: &Reader<'_>) -> bool {
+    match mapping.when {
+        When::Always => true,
+        When::HarnessOrHeader(h, names) => harness == h || names.iter().any(|n| reader.has(n)),
+        When::Harness(list) => list.contains(&harness),
+    }
+}
+
+fn apply(
+    mapping: &'static Mapping,
+    facts: Option<&TurnFacts>,
+    tenant: &TenantId,
+    reader: &mut Reader<'_>,
+) -> Option<Match> {
+    let (session, found_in) = session(mapping.session, facts, reader)?;
+    let root = ProgramKey::root(tenant.clone(), session);
+    let agent_program = |id: AgentId| ProgramKey {
+        agent: (id.as_str() != root.session.as_str()).then_some(id),
+        ..root.clone()
+    };
+    let (program, parent) = match mapping.agents {
+        Agents::Unmarked => (root, None),
+        Agents::OwnSession { parent } => {
+            let parent = reader.first_id(parent, SessionId::new);
+            (root, parent.map(|(id, _)| ProgramKey::root(tenant.clone(), id)))
+        }
+        Agents::Marked { agent, required, parent, root_by_default } => {
+            // A marked agent whose mark cannot be read must not pass for the root: the mapping fails, and
+            // a later one may still find the session.
+            let program = match reader.id(agent, AgentId::new) {
+                Value::Usable(id) => agent_program(id),
+                Value::Absent if !required => root.clone(),
+                Value::Absent | Value::Unusable => return None,
+            };
+            let parent = match &program.agent {
+                None => None,
+                Some(_) => match reader.id(parent, AgentId::new).usable() {
+                    Some(id) => Some(agent_program(id)),
+                    None => root_by_default.then(|| root.clone()),
+                },
+            };
+            (program, parent)
+        }
+    };
+    let parent = parent.filter(|p| *p != program);
+    Some(Match { mapping, found_in, program, parent })
+}
+
+fn session(
+    place: Place,
+    facts: Option<&TurnFacts>,
+    reader: &mut Reader<'_>,
+) -> Option<(SessionId, &'static str)> {
+    let (text, field): (&str, _) = match place {
+        Place::Headers(names) => return reader.first_id(names, SessionId::new),
+        Place::PromptCacheKey => (facts?.ids.prompt_cache_key.as_deref()?, "prompt_cache_key"),
+        Place::BodySessionId => (facts?.ids.session_id.as_deref()?, "session_id (body)"),
+        Place::MetadataUserId => {
+            let id = session_in_user_id(facts?.ids.metadata_user_id.as_deref()?)?;
+            return reader.check(USER_ID, SessionId::new(&id)).usable().map(|id| (id, USER_ID));
+        }
+        Place::TraceParent => {
+            let value = reader.text(TRACE_PARENT).usable()?;
+            let Some(trace) = parse_trace_id(value) else {
+                reader.warn(TRACE_PARENT, WarningKind::Malformed);
+                return None;
+            };
+            (trace, TRACE_PARENT)
+        }
+    };
+    reader.check(field, SessionId::new(text)).usable().map(|id| (id, field))
+}
+
+const USER_ID: &str = "metadata.user_id";
+const TRACE_PARENT: &str = "traceparent";
+
+/// The session inside Claude Code's `metadata.user_id`; `None` for a plain user name.
+fn session_in_user_id(user_id: &str) -> Option<String> {
+    /// No id that we accept comes in a longer text; a longer one is not worth parsing.
+    const BYTES_MAX: usize = 4096;
+    if user_id.len() > BYTES_MAX {
+        return None;
+    }
+    if user_id.trim_start().starts_with('{') {
+        let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(user_id).ok()?;
+        return fields.get("session_id")?.as_str().map(str::to_owned);
+    }
+    user_id.rsplit_once("_session_").map(|(_, id)| id.to_owned())
+}
+
+/// Whether several agents may speak under the program that a mapping gave.
+fn may_be_shared(mapping: &Mapping, harness: Harness) -> bool {
+    match (mapping.source, mapping.agents) {
+        // These two put custom headers on the requests of all their agents alike.
+        (IdentitySource::Canonical, _) => matches!(harness, Harness::ClaudeCode | Harness::Codex),
+        // Pi has no subagents.
+        (_, Agents::Unmarked) => harness != Harness::Pi,
+        (_, Agents::OwnSession { .. } | Agents::Marked { .. }) => false,
+    }
+}
+
+/// The SDK's own read time-out: whole or decimal seconds.
+fn client_timeout_ms(reader: &mut Reader<'_>) -> Option<u64> {
+    const FIELDS: [&str; 2] = ["x-stainless-read-timeout", "x-stainless-timeout"];
+    FIELDS.iter().find_map(|field| {
+        // SDKs write a word here when there is no time-out: not a defect.
+        let seconds: f64 = reader.text(field).usable()?.parse().ok()?;
+        let timeout = Duration::try_from_secs_f64(seconds).ok()?;
+        u64::try_from(timeout.as_millis()).ok().filter(|ms| *ms > 0)
+    })
 }

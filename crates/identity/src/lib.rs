@@ -27,6 +27,7 @@ mod class;
 mod facts;
 mod harness;
 mod identify;
+mod read;
 mod retry;
 
 pub mod explain;
