@@ -36,6 +36,8 @@ pub mod hygiene;
 pub mod table;
 
 pub use explain::{Explanation, explain};
-pub use hold::{HoldTolerance, hold_tolerance};
+pub use hold::{
+    HoldTolerance, InStreamRefusal, KeepAlive, Refusal, hold_tolerance, refusal, retry_after_secs,
+};
 pub use hygiene::{Handling, HygieneConfig, HygienePlan, VolatileKind};
 pub use identify::{Identity, IdentityConfig, IdentityWarning, RequestHead, WarningKind, identify};
