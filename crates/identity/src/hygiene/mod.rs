@@ -98,7 +98,7 @@ pub struct HygienePlan {
 #[must_use]
 pub fn plan(dialect: Dialect, harness: Harness, body: &[u8], config: &HygieneConfig) -> HygienePlan {
     let mut planner =
-        Planner { body, config, dates: harness == Harness::OpenHands, plan: HygienePlan::default() };
+        Planner { body, config, dates: harness == Harness::OpenHands, done: 0, plan: HygienePlan::default() };
     if planner.may_hold_volatile_text() {
         // `None` says that there is no system prompt where it should be, or that the body is broken.
         let _ = match dialect {
