@@ -21,6 +21,12 @@ pub struct LoadMeter {
 }
 
 impl LoadMeter {
+    /// Nothing sent, nothing reported.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { ours: 0, foreign: 0 }
+    }
+
     /// A request was sent (or is about to be).
     pub const fn dispatched(&mut self) {
         self.ours = self.ours.saturating_add(1);

@@ -62,11 +62,7 @@ pub struct BreakerConfig {
 
 impl Default for BreakerConfig {
     fn default() -> Self {
-        Self {
-            failures_to_open: 5,
-            open_first: Duration::from_secs(5),
-            open_max: Duration::from_secs(60),
-        }
+        Self { failures_to_open: 5, open_first: Duration::from_secs(5), open_max: Duration::from_secs(60) }
     }
 }
 

@@ -30,7 +30,8 @@ pub enum Input {
         /// Which.
         worker: WorkerId,
     },
-    /// A worker is ready to take turns, or what is known of it changed.
+    /// A worker is ready to take turns, or what is known of a ready worker changed. It ends draining: for a
+    /// draining worker that comes back from being down, send `WorkerDraining` instead.
     WorkerUp {
         /// Which.
         worker: WorkerId,
@@ -71,7 +72,7 @@ pub enum Input {
         /// Which.
         turn: TurnId,
     },
-    /// A dispatch failed before the first byte of its answer.
+    /// A dispatch failed before the first byte of its answer. The driver has given up on it.
     TurnFailed {
         /// Which.
         turn: TurnId,

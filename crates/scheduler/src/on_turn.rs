@@ -1,0 +1,253 @@
+//! Inputs about turns and programs.
+
+use std::time::Duration;
+
+use tandem_types::{ProgramKey, TurnId, Usage, WorkerId};
+
+use crate::Scheduler;
+use crate::breaker::Signal;
+use crate::contract::{
+    DispatchFailure, Effect, FailureKind, RejectReason, TurnArrival, TurnOutcome, TurnResult,
+};
+use crate::place::wanted;
+use crate::programs::Begun;
+use crate::turns::{Phase, Turn};
+use crate::workers::Tier;
+
+impl Scheduler {
+    pub(crate) fn on_turn_arrived(&mut self, arrival: TurnArrival, out: &mut Vec<Effect>) {
+        let id = arrival.turn;
+        if self.turns.get(id).is_some() {
+            self.counters.anomalies.duplicate_turns += 1;
+            return;
+        }
+        self.counters.arrived += 1;
+        let repeated = self.turns.repeated_by(&arrival);
+        let tracked = self.begin_in_program(&arrival);
+        let deadline = self.now + arrival.hold_max;
+        let mut turn = Turn {
+            order: 0,
+            deadline,
+            phase: Phase::Placing,
+            attempts: 0,
+            failed_on: Vec::new(),
+            tracked,
+            waited: Duration::ZERO,
+            arrival,
+        };
+        // The old call leaves first, so that its slot and its place in the queue are there for the new one.
+        let mut same_worker = None;
+        match repeated {
+            Some(old) => {
+                let place = self.turns.get(old).map(|t| t.order);
+                self.leave_place_with_signal(old, out, &mut same_worker);
+                if let Some(old_turn) = self.turns.get(old) {
+                    turn.waited = old_turn.waited;
+                }
+                turn.order = place.unwrap_or_else(|| self.turns.next_order());
+                self.forget(old);
+                self.counters.superseded += 1;
+                out.push(Effect::Supersede { old, by: id });
+            }
+            None => turn.order = self.turns.next_order(),
+        }
+        self.turns.insert(turn);
+        self.place_new(id, same_worker, out);
+    }
+
+    /// Counts the turn among its program's. Side calls are not counted.
+    fn begin_in_program(&mut self, arrival: &TurnArrival) -> bool {
+        let Some(key) = arrival.program.as_ref().filter(|_| arrival.class.is_turn()) else { return false };
+        match self.programs.begin_turn(self.now, key, arrival.parent.as_ref(), arrival.group.as_ref()) {
+            Begun::Tracked => true,
+            Begun::TrackedByEviction => {
+                self.counters.programs_evicted += 1;
+                true
+            }
+            Begun::Untracked => {
+                self.counters.programs_untracked += 1;
+                false
+            }
+        }
+    }
+
+    fn place_new(&mut self, id: TurnId, same_worker: Option<WorkerId>, out: &mut Vec<Effect>) {
+        let model = self.turns.get(id).and_then(|turn| turn.arrival.model.as_deref());
+        if !self.workers.might_serve(model, self.now) {
+            return self.reject(id, RejectReason::UnknownModel, out);
+        }
+        let same = same_worker.and_then(|worker| self.choose_same(id, worker));
+        match same.or_else(|| self.choose(id)) {
+            Some(choice) => self.dispatch(id, choice, Duration::ZERO, out),
+            None => self.hold(id, RejectReason::HoldExpired, out),
+        }
+    }
+
+    /// Takes a turn that ends without a verdict on its worker out of its place, cancelling what runs.
+    fn leave_place_with_signal(&mut self, id: TurnId, out: &mut Vec<Effect>, ran_on: &mut Option<WorkerId>) {
+        self.signal(id, Signal::Neutral);
+        if let Some(worker) = self.leave_place(id) {
+            out.push(Effect::Cancel { turn: id, worker });
+            *ran_on = Some(worker);
+        }
+    }
+
+    /// Tells the breaker of the turn's worker what the turn told.
+    fn signal(&mut self, id: TurnId, signal: Signal) {
+        let Some(Phase::Running { worker, since, .. }) = self.turns.get(id).map(|turn| turn.phase) else {
+            return;
+        };
+        let (now, config) = (self.now, &self.config.breaker);
+        let changed = self.workers.change(worker, |worker| {
+            let admitted = worker.breaker.admits();
+            let opened = worker.breaker.signal(signal, id, since, now, config);
+            (opened, admitted != worker.breaker.admits())
+        });
+        let (opened, changed) = changed.unwrap_or_default();
+        self.counters.breakers_opened += u64::from(opened);
+        self.room_changed |= changed;
+    }
+
+    /// Counts an input about a turn that is not running.
+    fn misplaced(&mut self, id: TurnId) {
+        if self.turns.get(id).is_some() {
+            self.counters.anomalies.wrong_phase += 1;
+        } else if self.turns.is_past(id) {
+            self.counters.late_inputs += 1;
+        } else {
+            self.counters.anomalies.unknown_turns += 1;
+        }
+    }
+
+    pub(crate) fn on_turn_started(&mut self, id: TurnId) {
+        if let Some(Turn { phase: Phase::Running { started, .. }, .. }) = self.turns.get_mut(id) {
+            *started = true;
+        } else {
+            self.misplaced(id);
+        }
+    }
+
+    pub(crate) fn on_first_token(&mut self, id: TurnId) {
+        let Some(Turn { phase: Phase::Running { started, answering, .. }, .. }) = self.turns.get_mut(id)
+        else {
+            return self.misplaced(id);
+        };
+        if std::mem::replace(answering, true) {
+            self.counters.anomalies.wrong_phase += 1;
+            return;
+        }
+        *started = true;
+        self.turns.answer_began(id);
+        self.signal(id, Signal::FirstByte);
+    }
+
+    pub(crate) fn on_turn_failed(&mut self, id: TurnId, failure: &DispatchFailure, out: &mut Vec<Effect>) {
+        let Some(Turn { phase: Phase::Running { answering, .. }, .. }) = self.turns.get(id) else {
+            return self.misplaced(id);
+        };
+        if *answering {
+            // The client has bytes already: nothing may be tried again, and there is nothing left to refuse.
+            self.counters.anomalies.wrong_phase += 1;
+            let result = TurnResult::Failed;
+            return self.on_turn_ended(id, &TurnOutcome { result, usage: None, tool_calls: 0 });
+        }
+        self.signal(id, if counts_against_worker(failure.kind) { Signal::Failure } else { Signal::Neutral });
+        let Some(worker) = self.leave_place(id) else { return };
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        if !turn.failed_on.contains(&worker) {
+            turn.failed_on.push(worker);
+        }
+        let exhausted = RejectReason::AttemptsExhausted(failure.kind);
+        let turn = &*turn;
+        // An overloaded engine is not asked again at once; others may have room.
+        let elsewhere = || self.workers.any_ready(wanted(turn, Tier::Well, true));
+        let may_retry = failure.retryable
+            && turn.attempts < self.config.attempts_max
+            && (failure.kind != FailureKind::Overloaded || elsewhere());
+        if !may_retry {
+            return self.reject(id, exhausted, out);
+        }
+        let attempts = turn.attempts;
+        match self.choose(id) {
+            Some(choice) => {
+                let delay = self.backoff(attempts);
+                self.dispatch(id, choice, delay, out);
+            }
+            None => self.hold(id, exhausted, out),
+        }
+    }
+
+    /// The wait before another try after `attempts` tries: doubles, bounded, drawn from the upper half so that
+    /// the turns of a worker that died do not come back in one wave.
+    fn backoff(&mut self, attempts: u32) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(16);
+        let full = self.config.backoff_first.saturating_mul(1 << doublings).min(self.config.backoff_max);
+        let half = full / 2;
+        let span = u64::try_from(half.as_nanos()).unwrap_or(u64::MAX);
+        half.saturating_add(Duration::from_nanos(self.backoff_rng.below(span.saturating_add(1))))
+    }
+
+    pub(crate) fn on_turn_ended(&mut self, id: TurnId, outcome: &TurnOutcome) {
+        let Some(turn) = self.turns.get(id) else { return self.misplaced(id) };
+        let Phase::Running { since, .. } = turn.phase else { return self.misplaced(id) };
+        let took = self.now.since(since);
+        let ended_program = turn.arrival.program.clone().filter(|_| turn.arrival.session_final);
+        if let Some(program) = turn.tracked_program()
+            && outcome.result == TurnResult::Finished
+        {
+            self.programs.answered(program, outcome.usage.map(total_tokens), outcome.tool_calls > 0);
+        }
+        let is_turn = turn.arrival.class.is_turn();
+        match outcome.result {
+            TurnResult::Finished => {
+                self.counters.finished += 1;
+                self.signal(id, Signal::Success);
+                if is_turn {
+                    self.pace.finished(took);
+                }
+            }
+            TurnResult::Refused => {
+                self.counters.refused += 1;
+                self.signal(id, Signal::Neutral);
+            }
+            TurnResult::Failed => {
+                self.counters.failed += 1;
+                self.signal(id, Signal::Failure);
+            }
+        }
+        self.forget(id);
+        if let Some(program) = ended_program {
+            self.programs.end(&program);
+        }
+    }
+
+    pub(crate) fn on_client_gone(&mut self, id: TurnId, out: &mut Vec<Effect>) {
+        if self.turns.get(id).is_none() {
+            return self.misplaced(id);
+        }
+        self.counters.cancelled += 1;
+        self.leave_place_with_signal(id, out, &mut None);
+        self.forget(id);
+    }
+
+    pub(crate) fn on_session_end(&mut self, program: &ProgramKey) {
+        if !self.programs.end(program) {
+            self.counters.unknown_session_ends += 1;
+        }
+    }
+}
+
+const fn counts_against_worker(kind: FailureKind) -> bool {
+    match kind {
+        FailureKind::Connect
+        | FailureKind::Disconnected
+        | FailureKind::Timeout
+        | FailureKind::ServerError
+        | FailureKind::Garbage => true,
+        FailureKind::Overloaded => false,
+    }
+}
+
+const fn total_tokens(usage: Usage) -> u64 {
+    usage.input_tokens.saturating_add(usage.output_tokens)
+}

@@ -1,0 +1,219 @@
+//! The programs: one entry for each agent's chain of turns.
+//!
+//! - States: REASONING while a turn of the program is held or runs (several may), ACTING while none is.
+//! - I-PRG-1 bounded: at most `programs_max` entries. A newcomer displaces the program that has been without a
+//!   live turn longest; when every program has one, the newcomer is served without being remembered.
+//! - I-PRG-2 a program of which no turn was ever dispatched leaves with its last turn: clients that give up while
+//!   they wait leave nothing behind.
+//! - I-PRG-3 `idle` holds exactly the programs without live turns, longest idle first.
+//! - Side calls look a program up (for its worker) and change nothing.
+//! - Deliberately absent: a tree. A child knows its parent's key; a parent that was forgotten is simply not found.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use serde::Serialize;
+use tandem_types::{GroupId, ProgramKey, Time, WorkerId};
+
+/// Where a program is in its loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProgramState {
+    /// A turn is held or runs.
+    Reasoning,
+    /// The agent is away: running tools, waiting for a person, or gone.
+    Acting,
+}
+
+/// One program.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    pub(crate) parent: Option<ProgramKey>,
+    pub(crate) group: Option<GroupId>,
+    pub(crate) last_worker: Option<WorkerId>,
+    pub(crate) live_turns: u32,
+    pub(crate) turns_dispatched: u64,
+    pub(crate) turns_finished: u64,
+    pub(crate) known_tokens: u64,
+    pub(crate) ended_with_tools: bool,
+    /// When its last turn arrived or ended.
+    pub(crate) last_active: Time,
+    /// Its client said that no more turns come.
+    pub(crate) ending: bool,
+    /// Makes keys in `idle` unique.
+    stamp: u64,
+}
+
+impl Program {
+    pub(crate) const fn state(&self) -> ProgramState {
+        if self.live_turns > 0 { ProgramState::Reasoning } else { ProgramState::Acting }
+    }
+}
+
+/// What became of a program that got a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// It is in the table.
+    Tracked,
+    /// It is in the table, and another one had to leave.
+    TrackedByEviction,
+    /// The table is full of programs with live turns.
+    Untracked,
+}
+
+#[derive(Debug)]
+pub(crate) struct Programs {
+    by_key: IndexMap<ProgramKey, Program>,
+    idle: BTreeMap<(Time, u64), ProgramKey>,
+    stamps: u64,
+    max: usize,
+}
+
+impl Programs {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { by_key: IndexMap::new(), idle: BTreeMap::new(), stamps: 0, max }
+    }
+
+    pub(crate) fn get(&self, key: &ProgramKey) -> Option<&Program> {
+        self.by_key.get(key)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&ProgramKey, &Program)> {
+        self.by_key.iter()
+    }
+
+    /// A turn of the program arrived.
+    pub(crate) fn begin_turn(
+        &mut self,
+        now: Time,
+        key: &ProgramKey,
+        parent: Option<&ProgramKey>,
+        group: Option<&GroupId>,
+    ) -> Begun {
+        let mut begun = Begun::Tracked;
+        if !self.by_key.contains_key(key) {
+            if self.by_key.len() >= self.max {
+                let Some((_, longest_idle)) = self.idle.pop_first() else { return Begun::Untracked };
+                self.by_key.swap_remove(&longest_idle);
+                begun = Begun::TrackedByEviction;
+            }
+            self.insert(now, key);
+        }
+        if let Some(program) = self.by_key.get_mut(key) {
+            self.idle.remove(&(program.last_active, program.stamp));
+            program.last_active = now;
+            program.live_turns = program.live_turns.saturating_add(1);
+            program.ending = false;
+            // What a client says first of its place in the tree holds; later turns may leave it out.
+            if program.parent.is_none() {
+                program.parent = parent.filter(|&p| p != key).cloned();
+            }
+            if program.group.is_none() {
+                program.group = group.cloned();
+            }
+        }
+        begun
+    }
+
+    fn insert(&mut self, now: Time, key: &ProgramKey) {
+        self.stamps += 1;
+        let program = Program {
+            parent: None,
+            group: None,
+            last_worker: None,
+            live_turns: 0,
+            turns_dispatched: 0,
+            turns_finished: 0,
+            known_tokens: 0,
+            ended_with_tools: false,
+            last_active: now,
+            ending: false,
+            stamp: self.stamps,
+        };
+        self.idle.insert((now, program.stamp), key.clone());
+        self.by_key.insert(key.clone(), program);
+    }
+
+    /// A turn of the program goes to a worker.
+    pub(crate) fn dispatched(&mut self, key: &ProgramKey, worker: WorkerId) {
+        if let Some(program) = self.by_key.get_mut(key) {
+            program.last_worker = Some(worker);
+            program.turns_dispatched += 1;
+        }
+    }
+
+    /// A turn's answer is there: what it told about the program.
+    pub(crate) fn answered(&mut self, key: &ProgramKey, tokens: Option<u64>, with_tools: bool) {
+        if let Some(program) = self.by_key.get_mut(key) {
+            program.turns_finished += 1;
+            program.ended_with_tools = with_tools;
+            if let Some(tokens) = tokens {
+                program.known_tokens = tokens;
+            }
+        }
+    }
+
+    /// A turn of the program is over, however.
+    pub(crate) fn end_turn(&mut self, now: Time, key: &ProgramKey) {
+        let Some(program) = self.by_key.get_mut(key) else { return };
+        program.live_turns = program.live_turns.saturating_sub(1);
+        if program.live_turns > 0 {
+            return;
+        }
+        if program.turns_dispatched == 0 || program.ending {
+            self.by_key.swap_remove(key);
+            return;
+        }
+        program.last_active = now;
+        self.idle.insert((now, program.stamp), key.clone());
+    }
+
+    /// The program will not come back: it leaves now, or with its last live turn. False when it is not known.
+    pub(crate) fn end(&mut self, key: &ProgramKey) -> bool {
+        let Some(program) = self.by_key.get_mut(key) else { return false };
+        if program.live_turns > 0 {
+            program.ending = true;
+        } else {
+            self.idle.remove(&(program.last_active, program.stamp));
+            self.by_key.swap_remove(key);
+        }
+        true
+    }
+
+    /// When the longest idle program became idle.
+    pub(crate) fn idle_since(&self) -> Option<Time> {
+        self.idle.first_key_value().map(|(&(since, _), _)| since)
+    }
+
+    /// Forgets the longest idle program if it has been idle for `ttl`.
+    pub(crate) fn expire_one(&mut self, now: Time, ttl: Duration) -> bool {
+        let Some(entry) = self.idle.first_entry() else { return false };
+        if entry.key().0 + ttl > now {
+            return false;
+        }
+        let key = entry.remove();
+        self.by_key.swap_remove(&key);
+        true
+    }
+
+    /// Checks I-PRG-1 to I-PRG-3.
+    pub(crate) fn is_sound(&self) -> bool {
+        let idle: BTreeMap<(Time, u64), &ProgramKey> = self
+            .iter()
+            .filter(|(_, p)| p.live_turns == 0)
+            .map(|(key, p)| ((p.last_active, p.stamp), key))
+            .collect();
+        self.len() <= self.max
+            && idle.len() == self.idle.len()
+            && idle
+                .iter()
+                .zip(&self.idle)
+                .all(|((at, key), (idle_at, idle_key))| at == idle_at && *key == idle_key)
+            && self.iter().all(|(_, p)| p.live_turns > 0 || p.turns_dispatched > 0)
+    }
+}

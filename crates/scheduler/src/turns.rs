@@ -1,0 +1,148 @@
+//! The turns that are not over, and which of them a repeated call would replace.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use tandem_types::{ProgramKey, RetryKey, Time, TurnId, WorkerId};
+
+use crate::contract::TurnArrival;
+
+/// Where a turn is on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Just arrived or just failed: inside one call of the scheduler only.
+    Placing,
+    /// In the hold queue.
+    Held {
+        /// Since when.
+        since: Time,
+    },
+    /// At a worker.
+    Running {
+        /// Which.
+        worker: WorkerId,
+        /// Since when.
+        since: Time,
+        /// The engine's response head is there.
+        started: bool,
+        /// The client has bytes of the answer.
+        answering: bool,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(crate) arrival: TurnArrival,
+    /// Place in the order of arrival.
+    pub(crate) order: u64,
+    /// When its client gives up waiting.
+    pub(crate) deadline: Time,
+    pub(crate) phase: Phase,
+    pub(crate) attempts: u32,
+    /// Workers that failed it.
+    pub(crate) failed_on: Vec<WorkerId>,
+    /// Counted among the live turns of its program.
+    pub(crate) tracked: bool,
+    /// Time spent in the queue so far.
+    pub(crate) waited: Duration,
+}
+
+impl Turn {
+    /// Takes the turn out of the queue's time keeping.
+    pub(crate) fn stop_waiting(&mut self, now: Time) {
+        if let Phase::Held { since } = self.phase {
+            self.waited = self.waited.saturating_add(now.since(since));
+            self.phase = Phase::Placing;
+        }
+    }
+
+    /// The program whose live turns it counts among.
+    pub(crate) fn tracked_program(&self) -> Option<&ProgramKey> {
+        self.arrival.program.as_ref().filter(|_| self.tracked)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    by_id: BTreeMap<TurnId, Turn>,
+    /// Turns that a repeated call would replace. Looked up only, never walked.
+    unanswered: HashMap<(ProgramKey, RetryKey), TurnId>,
+    orders: u64,
+    highest: Option<TurnId>,
+}
+
+impl Turns {
+    pub(crate) fn get(&self, id: TurnId) -> Option<&Turn> {
+        self.by_id.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: TurnId) -> Option<&mut Turn> {
+        self.by_id.get_mut(&id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (TurnId, &Turn)> {
+        self.by_id.iter().map(|(&id, turn)| (id, turn))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether the id belongs to a turn that is over, as far as ids in order of arrival tell.
+    pub(crate) fn is_past(&self, id: TurnId) -> bool {
+        self.highest.is_some_and(|highest| id <= highest) && !self.by_id.contains_key(&id)
+    }
+
+    /// The next place in the order of arrival.
+    pub(crate) const fn next_order(&mut self) -> u64 {
+        self.orders += 1;
+        self.orders
+    }
+
+    /// The turn that `arrival` repeats.
+    pub(crate) fn repeated_by(&self, arrival: &TurnArrival) -> Option<TurnId> {
+        self.unanswered.get(&retry_id(arrival)?).copied()
+    }
+
+    pub(crate) fn insert(&mut self, turn: Turn) {
+        let id = turn.arrival.turn;
+        self.highest = self.highest.max(Some(id));
+        if let Some(key) = retry_id(&turn.arrival) {
+            self.unanswered.insert(key, id);
+        }
+        self.by_id.insert(id, turn);
+    }
+
+    /// The turn's answer began: an equal call is a new turn from here on.
+    pub(crate) fn answer_began(&mut self, id: TurnId) {
+        let Some(key) = self.by_id.get(&id).and_then(|turn| retry_id(&turn.arrival)) else { return };
+        if self.unanswered.get(&key) == Some(&id) {
+            self.unanswered.remove(&key);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: TurnId) -> Option<Turn> {
+        self.answer_began(id);
+        self.by_id.remove(&id)
+    }
+
+    /// Checks that exactly the unanswered turns can be replaced, each by its own key.
+    pub(crate) fn is_sound(&self) -> bool {
+        let replaceable = self.by_id.iter().filter(|(id, turn)| {
+            retry_id(&turn.arrival).is_some_and(|key| self.unanswered.get(&key) == Some(id))
+        });
+        let answering = |turn: &Turn| matches!(turn.phase, Phase::Running { answering: true, .. });
+        let mut count = 0_usize;
+        for (_, turn) in replaceable {
+            if answering(turn) {
+                return false;
+            }
+            count += 1;
+        }
+        count == self.unanswered.len()
+    }
+}
+
+fn retry_id(arrival: &TurnArrival) -> Option<(ProgramKey, RetryKey)> {
+    Some((arrival.program.clone()?, arrival.retry_key?))
+}

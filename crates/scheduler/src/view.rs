@@ -1,0 +1,312 @@
+//! The scheduler's state, to look at: for the admin API, metrics, the dashboard and tests.
+//!
+//! - I-VIEW-1 looking changes nothing and copies nothing but what is asked for: the table may hold 100,000
+//!   programs.
+//! - Deliberately absent: prompts and bodies (the scheduler has none).
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tandem_types::{GroupId, LoadReport, ProgramKey, RequestClass, Time, TurnId, WorkerId, WorkerInfo};
+
+use crate::Scheduler;
+use crate::breaker::BreakerState;
+use crate::programs::{Program, ProgramState};
+use crate::turns::{Phase, Turn};
+use crate::workers::{Worker, WorkerState};
+
+/// What has happened since the start. `arrived` = the six ways to end + turns live now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Counters {
+    /// Turns and side calls that arrived.
+    pub arrived: u64,
+    /// Dispatches, further tries included.
+    pub dispatched: u64,
+    /// Dispatches that were further tries.
+    pub retried: u64,
+    /// Times that a turn had to wait.
+    pub held: u64,
+    /// Ended well.
+    pub finished: u64,
+    /// Refused by the engine.
+    pub refused: u64,
+    /// Broken off or failed by the engine during the answer.
+    pub failed: u64,
+    /// Left by their client.
+    pub cancelled: u64,
+    /// Refused by us.
+    pub rejected: u64,
+    /// Replaced by a repetition of the same call.
+    pub superseded: u64,
+    /// Programs that left because the table was full.
+    pub programs_evicted: u64,
+    /// Programs that were idle too long.
+    pub programs_expired: u64,
+    /// Turns served without remembering their program: the table was full of busy ones.
+    pub programs_untracked: u64,
+    /// Session ends for programs that are not known (expired, or never ran).
+    pub unknown_session_ends: u64,
+    /// Times that a circuit breaker opened.
+    pub breakers_opened: u64,
+    /// Inputs about turns that were over: races between client, engine and us, harmless.
+    pub late_inputs: u64,
+    /// Inputs that a correct driver never sends.
+    pub anomalies: Anomalies,
+}
+
+/// Inputs that a correct driver never sends; ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Anomalies {
+    /// An arrival with the id of a live turn.
+    pub duplicate_turns: u64,
+    /// Something about a turn that never arrived.
+    pub unknown_turns: u64,
+    /// Something that cannot happen to a turn where it is, such as the end of a held one.
+    pub wrong_phase: u64,
+    /// Something about a worker that was never up.
+    pub unknown_workers: u64,
+    /// Time ran backwards; the latest time seen was used.
+    pub time_backwards: u64,
+}
+
+impl Anomalies {
+    /// All of them.
+    #[must_use]
+    pub const fn total(&self) -> u64 {
+        self.duplicate_turns
+            + self.unknown_turns
+            + self.wrong_phase
+            + self.unknown_workers
+            + self.time_backwards
+    }
+}
+
+/// A worker.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WorkerView {
+    /// Which.
+    pub worker: WorkerId,
+    /// What it is good for. A draining worker with `calls_running` 0 has nothing left to do.
+    pub state: WorkerState,
+    /// What is known of it, once it was ready.
+    pub info: Option<WorkerInfo>,
+    /// Turns dispatched there and not over: what `max_running` bounds.
+    pub turns_running: u32,
+    /// The same with side calls.
+    pub calls_running: u64,
+    /// Requests there that are not ours, by the last report.
+    pub foreign: u64,
+    /// `calls_running + foreign`: what routing compares.
+    pub load: u64,
+    /// The last report.
+    pub report: Option<LoadReport>,
+    /// Its circuit breaker.
+    pub breaker: BreakerState,
+}
+
+impl WorkerView {
+    fn new(id: WorkerId, worker: &Worker) -> Self {
+        Self {
+            worker: id,
+            state: worker.state,
+            info: worker.info.clone(),
+            turns_running: worker.turns_running,
+            calls_running: worker.meter.ours(),
+            foreign: worker.meter.foreign(),
+            load: worker.meter.load(),
+            report: worker.report,
+            breaker: worker.breaker.state(),
+        }
+    }
+}
+
+/// A program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProgramView {
+    /// Which.
+    pub program: ProgramKey,
+    /// Where it is in its loop.
+    pub state: ProgramState,
+    /// The program that spawned it.
+    pub parent: Option<ProgramKey>,
+    /// Sessions that share a fate.
+    pub group: Option<GroupId>,
+    /// Where it ran last.
+    pub last_worker: Option<WorkerId>,
+    /// Turns held or running.
+    pub live_turns: u32,
+    /// Dispatches of its turns.
+    pub turns_dispatched: u64,
+    /// Turns that ended well.
+    pub turns_finished: u64,
+    /// Prompt and answer of its last finished turn, in tokens; 0 when unknown.
+    pub known_tokens: u64,
+    /// Its last finished turn asked for tools.
+    pub ended_with_tools: bool,
+    /// When a turn last arrived or ended.
+    pub last_active: Time,
+}
+
+impl ProgramView {
+    fn new(key: &ProgramKey, program: &Program) -> Self {
+        Self {
+            program: key.clone(),
+            state: program.state(),
+            parent: program.parent.clone(),
+            group: program.group.clone(),
+            last_worker: program.last_worker,
+            live_turns: program.live_turns,
+            turns_dispatched: program.turns_dispatched,
+            turns_finished: program.turns_finished,
+            known_tokens: program.known_tokens,
+            ended_with_tools: program.ended_with_tools,
+            last_active: program.last_active,
+        }
+    }
+}
+
+/// A turn that is not over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TurnView {
+    /// Which.
+    pub turn: TurnId,
+    /// Its program.
+    pub program: Option<ProgramKey>,
+    /// What the call is for.
+    pub class: RequestClass,
+    /// The model asked for.
+    pub model: Option<String>,
+    /// Where it runs; `None` while held.
+    pub worker: Option<WorkerId>,
+    /// Since when it is held or runs there.
+    pub since: Time,
+    /// The client has bytes of the answer.
+    pub answering: bool,
+    /// Dispatches so far.
+    pub attempts: u32,
+    /// Time spent in the queue before.
+    pub waited: Duration,
+}
+
+impl TurnView {
+    fn new(id: TurnId, turn: &Turn, now: Time) -> Self {
+        let (worker, since, answering) = match turn.phase {
+            Phase::Placing => (None, now, false),
+            Phase::Held { since } => (None, since, false),
+            Phase::Running { worker, since, answering, .. } => (Some(worker), since, answering),
+        };
+        Self {
+            turn: id,
+            program: turn.arrival.program.clone(),
+            class: turn.arrival.class,
+            model: turn.arrival.model.clone(),
+            worker,
+            since,
+            answering,
+            attempts: turn.attempts,
+            waited: turn.waited,
+        }
+    }
+}
+
+/// A held turn's place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HeldView {
+    /// The turn.
+    pub turn: TurnView,
+    /// Its place among those that wait for the same model, from 1.
+    pub position: u32,
+    /// When it is refused if it is still held.
+    pub deadline: Time,
+}
+
+/// A look at the scheduler.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    core: &'a Scheduler,
+}
+
+impl<'a> View<'a> {
+    pub(crate) const fn new(core: &'a Scheduler) -> Self {
+        Self { core }
+    }
+
+    /// The latest time that the scheduler was told.
+    #[must_use]
+    pub const fn now(&self) -> Time {
+        self.core.now
+    }
+
+    /// The routing policy's name.
+    #[must_use]
+    pub fn policy(&self) -> &'static str {
+        self.core.policy.name()
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &'a Counters {
+        &self.core.counters
+    }
+
+    /// Every worker, by id.
+    pub fn workers(&self) -> impl Iterator<Item = WorkerView> + use<'a> {
+        self.core.workers.iter().map(|(id, worker)| WorkerView::new(id, worker))
+    }
+
+    /// One worker.
+    #[must_use]
+    pub fn worker(&self, id: WorkerId) -> Option<WorkerView> {
+        self.core.workers.get(id).map(|worker| WorkerView::new(id, worker))
+    }
+
+    /// Number of programs remembered.
+    #[must_use]
+    pub fn program_count(&self) -> usize {
+        self.core.programs.len()
+    }
+
+    /// Every program, in no useful order.
+    pub fn programs(&self) -> impl Iterator<Item = ProgramView> + use<'a> {
+        self.core.programs.iter().map(|(key, program)| ProgramView::new(key, program))
+    }
+
+    /// One program.
+    #[must_use]
+    pub fn program(&self, key: &ProgramKey) -> Option<ProgramView> {
+        self.core.programs.get(key).map(|program| ProgramView::new(key, program))
+    }
+
+    /// Number of turns that are not over.
+    #[must_use]
+    pub fn turn_count(&self) -> usize {
+        self.core.turns.len()
+    }
+
+    /// Every turn that is not over, by id.
+    pub fn turns(&self) -> impl Iterator<Item = TurnView> + use<'a> {
+        let now = self.core.now;
+        self.core.turns.iter().map(move |(id, turn)| TurnView::new(id, turn, now))
+    }
+
+    /// One turn, if it is not over.
+    #[must_use]
+    pub fn turn(&self, id: TurnId) -> Option<TurnView> {
+        self.core.turns.get(id).map(|turn| TurnView::new(id, turn, self.core.now))
+    }
+
+    /// Number of held turns.
+    #[must_use]
+    pub fn held_count(&self) -> usize {
+        self.core.queue.len()
+    }
+
+    /// Every held turn, by model and place.
+    pub fn held(&self) -> impl Iterator<Item = HeldView> + use<'a> {
+        let core = self.core;
+        core.queue.iter().filter_map(move |(_, position, id)| {
+            let turn = core.turns.get(id)?;
+            Some(HeldView { turn: TurnView::new(id, turn, core.now), position, deadline: turn.deadline })
+        })
+    }
+}

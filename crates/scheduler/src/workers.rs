@@ -1,0 +1,250 @@
+//! The workers, and which of them may take a turn.
+//!
+//! - I-WRK-1 `ready` holds exactly the ready workers, `free` those of them with a slot, both by (load, id).
+//! - I-WRK-2 `turns_running` counts dispatched turns, the load meter dispatched turns and side calls. Side calls
+//!   take no slot: they are short, and the engine's own queue takes them.
+//! - I-WRK-3 a removed worker stays known, unseen by routing, until what runs there is over.
+//! - Deliberately absent: where a worker's URL is; the driver knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+use tandem_routing::{Candidate, Fleet, LoadMeter};
+use tandem_types::{LoadReport, Time, WorkerId, WorkerInfo};
+
+use crate::breaker::Breaker;
+
+/// What a worker is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    /// Configured, never ready so far.
+    Expected {
+        /// Until when turns for unknown models wait for it.
+        until: Time,
+    },
+    /// Takes turns.
+    Ready,
+    /// Finishes what it has.
+    Draining,
+    /// Not reachable or not ready.
+    Down,
+    /// Gone; what still runs there reports its own fate.
+    Removed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) state: WorkerState,
+    /// Known once the worker was ready.
+    pub(crate) info: Option<WorkerInfo>,
+    pub(crate) meter: LoadMeter,
+    pub(crate) report: Option<LoadReport>,
+    pub(crate) turns_running: u32,
+    pub(crate) breaker: Breaker,
+    /// The load under which `ready` knows this worker.
+    ready_at: Option<u64>,
+    /// The load under which `free` knows this worker.
+    free_at: Option<u64>,
+    /// The time under which `opened` knows this worker.
+    opened_at: Option<Time>,
+}
+
+impl Worker {
+    pub(crate) const fn new(state: WorkerState, breaker: Breaker) -> Self {
+        Self {
+            state,
+            info: None,
+            meter: LoadMeter::new(),
+            report: None,
+            turns_running: 0,
+            breaker,
+            ready_at: None,
+            free_at: None,
+            opened_at: None,
+        }
+    }
+
+    fn serves(&self, model: Option<&str>) -> bool {
+        let Some(info) = &self.info else { return false };
+        model.is_none_or(|m| info.models.is_empty() || info.models.iter().any(|known| known == m))
+    }
+
+    fn has_slot(&self) -> bool {
+        self.info.as_ref().is_some_and(|info| info.max_running.is_none_or(|max| self.turns_running < max))
+    }
+
+    fn is_ready(&self) -> bool {
+        self.state == WorkerState::Ready
+    }
+}
+
+/// Which workers to prefer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// Breaker closed, or half-open and waiting for a probe.
+    Well,
+    /// Breaker open, or half-open with a probe under way.
+    LastResort,
+}
+
+/// What a turn needs of a worker.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) model: Option<&'a str>,
+    pub(crate) tier: Tier,
+    /// Workers that failed this turn already.
+    pub(crate) except: &'a [WorkerId],
+    /// Whether the call takes one of the worker's slots.
+    pub(crate) slot: bool,
+}
+
+impl Wanted<'_> {
+    fn accepts(&self, id: WorkerId, worker: &Worker) -> bool {
+        worker.is_ready()
+            && worker.breaker.admits() == (self.tier == Tier::Well)
+            && (!self.slot || worker.has_slot())
+            && worker.serves(self.model)
+            && !self.except.contains(&id)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Workers {
+    by_id: BTreeMap<WorkerId, Worker>,
+    ready: BTreeSet<(u64, WorkerId)>,
+    free: BTreeSet<(u64, WorkerId)>,
+    opened: BTreeSet<(Time, WorkerId)>,
+}
+
+impl Workers {
+    pub(crate) fn get(&self, id: WorkerId) -> Option<&Worker> {
+        self.by_id.get(&id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        self.by_id.iter().map(|(&id, worker)| (id, worker))
+    }
+
+    /// Adds a worker that is not there yet, then changes it.
+    pub(crate) fn upsert(
+        &mut self,
+        id: WorkerId,
+        fresh: impl FnOnce() -> Worker,
+        change: impl FnOnce(&mut Worker),
+    ) {
+        self.by_id.entry(id).or_insert_with(fresh);
+        self.change(id, change);
+    }
+
+    /// Changes a worker and keeps the indexes true. `None` when there is no such worker.
+    pub(crate) fn change<R>(&mut self, id: WorkerId, change: impl FnOnce(&mut Worker) -> R) -> Option<R> {
+        let worker = self.by_id.get_mut(&id)?;
+        let result = change(worker);
+        let load = worker.meter.load();
+        let ready_at = worker.is_ready().then_some(load);
+        let free_at = ready_at.filter(|_| worker.has_slot());
+        let opened_at = worker.breaker.open_until();
+        reindex(&mut self.ready, id, &mut worker.ready_at, ready_at);
+        reindex(&mut self.free, id, &mut worker.free_at, free_at);
+        reindex(&mut self.opened, id, &mut worker.opened_at, opened_at);
+        if worker.state == WorkerState::Removed && worker.meter.ours() == 0 {
+            reindex(&mut self.opened, id, &mut worker.opened_at, None);
+            self.by_id.remove(&id);
+        }
+        Some(result)
+    }
+
+    /// The first end of an open breaker's time.
+    pub(crate) fn next_half_open(&self) -> Option<(Time, WorkerId)> {
+        self.opened.first().copied()
+    }
+
+    /// Whether some worker may come to serve the model: nothing is known of any worker yet, one that is not
+    /// gone serves it, or one is expected of which nothing is known.
+    pub(crate) fn might_serve(&self, model: Option<&str>, now: Time) -> bool {
+        let mut informed = false;
+        for worker in self.by_id.values().filter(|w| w.state != WorkerState::Removed) {
+            if worker.serves(model) || matches!(worker.state, WorkerState::Expected { until } if now < until)
+            {
+                return true;
+            }
+            informed |= worker.info.is_some();
+        }
+        !informed
+    }
+
+    /// Whether a ready worker fits, slots aside.
+    pub(crate) fn any_ready(&self, wanted: Wanted<'_>) -> bool {
+        let wanted = Wanted { slot: false, ..wanted };
+        self.ready.iter().any(|&(_, id)| self.by_id.get(&id).is_some_and(|worker| wanted.accepts(id, worker)))
+    }
+
+    pub(crate) fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    pub(crate) const fn eligible<'a>(&'a self, wanted: Wanted<'a>) -> Eligible<'a> {
+        Eligible { workers: self, wanted }
+    }
+
+    /// Checks I-WRK-1 and I-WRK-3.
+    pub(crate) fn indexes_are_true(&self) -> bool {
+        let keys = |keep: fn(&Worker) -> bool| -> BTreeSet<(u64, WorkerId)> {
+            self.iter().filter(|(_, w)| keep(w)).map(|(id, w)| (w.meter.load(), id)).collect()
+        };
+        let opened: BTreeSet<(Time, WorkerId)> =
+            self.iter().filter_map(|(id, w)| Some((w.breaker.open_until()?, id))).collect();
+        self.ready == keys(Worker::is_ready)
+            && self.free == keys(|w| w.is_ready() && w.has_slot())
+            && self.opened == opened
+            && self.iter().all(|(_, w)| w.state != WorkerState::Removed || w.meter.ours() > 0)
+    }
+}
+
+fn reindex<K: Ord + Copy>(
+    index: &mut BTreeSet<(K, WorkerId)>,
+    id: WorkerId,
+    current: &mut Option<K>,
+    next: Option<K>,
+) {
+    if *current == next {
+        return;
+    }
+    if let Some(key) = *current {
+        index.remove(&(key, id));
+    }
+    if let Some(key) = next {
+        index.insert((key, id));
+    }
+    *current = next;
+}
+
+/// The workers that fit one turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Eligible<'a> {
+    workers: &'a Workers,
+    wanted: Wanted<'a>,
+}
+
+impl Eligible<'_> {
+    fn by_load(&self) -> impl Iterator<Item = Candidate> {
+        let index = if self.wanted.slot { &self.workers.free } else { &self.workers.ready };
+        index.iter().filter_map(|&(_, id)| self.get(id))
+    }
+}
+
+impl Fleet for Eligible<'_> {
+    fn get(&self, id: WorkerId) -> Option<Candidate> {
+        let worker = self.workers.get(id).filter(|worker| self.wanted.accepts(id, worker))?;
+        Some(Candidate { worker: id, load: worker.meter.load() })
+    }
+
+    fn lightest(&self) -> Option<Candidate> {
+        self.by_load().next()
+    }
+
+    fn all(&self, out: &mut Vec<Candidate>) {
+        out.extend(self.by_load());
+    }
+}
