@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 mod arch;
 mod ci;
+mod e2e;
 mod metadata;
 mod tidy;
 
@@ -28,6 +29,11 @@ enum Chore {
         /// Steps to run; all when none is named.
         steps: Vec<String>,
     },
+    /// Run end-to-end suites against the built binary: `demo`, `clients`, `harnesses`; by name also `vllm`.
+    E2e {
+        /// Suites to run, each with an optional choice of tests: `harnesses:codex,pi`.
+        suites: Vec<String>,
+    },
 }
 
 #[expect(clippy::print_stderr, reason = "a command line tool reports on stderr")]
@@ -36,6 +42,7 @@ fn main() -> ExitCode {
         Chore::Arch => arch::run(),
         Chore::Tidy => tidy::run(),
         Chore::Ci { steps } => ci::run(&steps),
+        Chore::E2e { suites } => e2e::run(&suites),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
