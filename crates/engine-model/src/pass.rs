@@ -20,7 +20,7 @@ pub struct TokenOutput {
     pub id: RequestKey,
     /// The token's place in the answer; 0 = first token.
     pub index: u32,
-    /// Token id; 0 where the output is given by count only or block ids stand for the text.
+    /// Token id.
     pub token: u32,
     /// Prompt tokens taken from the cache at first admission.
     pub cached_tokens: u32,

@@ -1,0 +1,317 @@
+//! The paged KV pool with its prefix cache.
+//!
+//! - Purpose: hand out blocks, remember full ones by key, find cached prefixes, evict.
+//! - Inputs: chains of block keys. Outputs: block numbers, evicted keys.
+//! - Invariants:
+//!   - I-POOL-1 every block is either held (`refs > 0`) or in the free queue: held + free = total.
+//!   - I-POOL-2 the free queue is an LRU list: eviction takes its front; a request's blocks enter it tail
+//!     first, so that of its prefix the head goes last.
+//!   - I-POOL-3 residency is closed under parents: while a block is cached, so is its whole prefix. (A
+//!     block's last user held a copy of each ancestor and freed those later.) For the same reason "held by
+//!     somebody" is closed under parents. Both make prefix lookup a binary search.
+//!   - I-POOL-4 a key may have several physical copies; lookups take a held copy if there is one, else the
+//!     oldest. An eviction removes one copy.
+//! - Deliberately absent: lower tiers, whole-branch eviction (SGLang drops a whole leaf of its radix tree at
+//!   once, here it is dropped page by page from its end), recency updates by lookups that admit nothing.
+//! - Source: vLLM's `BlockPool` and free queue. vLLM takes the oldest copy even if another is held.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::chain::Chain;
+
+/// A physical block's number.
+pub(crate) type BlockIx = u32;
+
+const NONE: BlockIx = BlockIx::MAX;
+
+#[derive(Debug, Clone)]
+struct Block {
+    /// Valid while `cached`.
+    key: u64,
+    refs: u32,
+    /// Neighbours in the free queue, valid while `refs == 0`.
+    prev: BlockIx,
+    next: BlockIx,
+    /// The next younger copy of the same key.
+    copy: BlockIx,
+    cached: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Pool {
+    blocks: Vec<Block>,
+    /// Key to its oldest copy.
+    index: HashMap<u64, BlockIx, BuildHasherDefault<KeyHasher>>,
+    first_free: BlockIx,
+    last_free: BlockIx,
+    free: u32,
+    /// Free blocks that are cached.
+    cached_free: u32,
+    /// Whether freed blocks without a key go to the front of the free queue.
+    uncached_first: bool,
+}
+
+impl Pool {
+    /// A pool of `total` empty blocks.
+    pub(crate) fn new(total: u32, uncached_first: bool) -> Self {
+        let block = Block { key: 0, refs: 0, prev: NONE, next: NONE, copy: NONE, cached: false };
+        let mut pool = Self {
+            blocks: vec![block; total as usize],
+            index: HashMap::default(),
+            first_free: NONE,
+            last_free: NONE,
+            free: 0,
+            cached_free: 0,
+            uncached_first,
+        };
+        (0..total).for_each(|block| pool.enqueue_last(block));
+        pool
+    }
+
+    pub(crate) fn total(&self) -> u32 {
+        // The pool was made from a u32 count.
+        self.blocks.len() as u32
+    }
+
+    /// Blocks that nobody holds, cached or empty.
+    pub(crate) const fn free(&self) -> u32 {
+        self.free
+    }
+
+    pub(crate) fn used(&self) -> u32 {
+        self.total() - self.free
+    }
+
+    /// Blocks that nobody holds but that are cached.
+    pub(crate) const fn cached_free(&self) -> u32 {
+        self.cached_free
+    }
+
+    /// Number of leading blocks, at most `limit`, that are cached.
+    pub(crate) fn cached_prefix(&self, chain: &Chain, limit: usize) -> usize {
+        prefix_length(limit.min(chain.len()), |i| {
+            chain.get(i).is_some_and(|key| self.index.contains_key(&key))
+        })
+    }
+
+    /// Of `cached` leading cached blocks, the number that somebody holds.
+    pub(crate) fn held_prefix(&self, chain: &Chain, cached: usize) -> usize {
+        prefix_length(cached, |i| self.find(chain.get(i)).is_some_and(|block| self.block(block).refs > 0))
+    }
+
+    /// Takes hold of up to `count` leading cached blocks; returns how many there were.
+    pub(crate) fn hold_prefix(&mut self, chain: &Chain, count: usize, into: &mut Vec<BlockIx>) -> usize {
+        let before = into.len();
+        for i in 0..count {
+            let Some(block) = self.find(chain.get(i)) else { break };
+            self.hold(block);
+            into.push(block);
+        }
+        into.len() - before
+    }
+
+    /// Takes `count` blocks, evicting cached ones from the front of the free queue; their keys go to
+    /// `evicted` in order. Takes nothing and returns `false` when fewer are free.
+    pub(crate) fn take(&mut self, count: u32, into: &mut Vec<BlockIx>, mut evicted: impl FnMut(u64)) -> bool {
+        if count > self.free {
+            return false;
+        }
+        for _ in 0..count {
+            let block = self.first_free;
+            self.dequeue(block);
+            if self.block(block).cached {
+                let key = self.forget(block);
+                evicted(key);
+            }
+            self.block_mut(block).refs = 1;
+            into.push(block);
+        }
+        true
+    }
+
+    /// Gives up one hold.
+    pub(crate) fn release(&mut self, block: BlockIx) {
+        let entry = self.block_mut(block);
+        entry.refs -= 1;
+        if entry.refs > 0 {
+            return;
+        }
+        if entry.cached {
+            self.cached_free += 1;
+            self.enqueue_last(block);
+        } else if self.uncached_first {
+            self.enqueue_first(block);
+        } else {
+            self.enqueue_last(block);
+        }
+    }
+
+    /// Makes a held block findable under `key`, beside other copies of it.
+    pub(crate) fn publish(&mut self, block: BlockIx, key: u64) {
+        let entry = self.block_mut(block);
+        entry.key = key;
+        entry.cached = true;
+        entry.copy = NONE;
+        let mut last = *self.index.entry(key).or_insert(block);
+        if last == block {
+            return;
+        }
+        while self.block(last).copy != NONE {
+            last = self.block(last).copy;
+        }
+        self.block_mut(last).copy = block;
+    }
+
+    /// Exchanges a held block that has no key for a cached copy of the same content, if there is one.
+    pub(crate) fn deduplicate(&mut self, block: BlockIx, key: u64) -> Option<BlockIx> {
+        let cached = self.find(Some(key))?;
+        self.hold(cached);
+        self.release(block);
+        Some(cached)
+    }
+
+    /// Forgets all keys; refused while a block is held.
+    pub(crate) fn clear(&mut self) -> bool {
+        if self.used() > 0 {
+            return false;
+        }
+        self.index.clear();
+        self.cached_free = 0;
+        for block in &mut self.blocks {
+            block.cached = false;
+            block.copy = NONE;
+        }
+        true
+    }
+
+    fn find(&self, key: Option<u64>) -> Option<BlockIx> {
+        let oldest = *self.index.get(&key?)?;
+        let mut block = oldest;
+        while block != NONE {
+            if self.block(block).refs > 0 {
+                return Some(block);
+            }
+            block = self.block(block).copy;
+        }
+        Some(oldest)
+    }
+
+    fn hold(&mut self, block: BlockIx) {
+        if self.block(block).refs == 0 {
+            self.dequeue(block);
+            if self.block(block).cached {
+                self.cached_free -= 1;
+            }
+        }
+        self.block_mut(block).refs += 1;
+    }
+
+    /// Takes the key from a cached block that has just left the free queue.
+    fn forget(&mut self, block: BlockIx) -> u64 {
+        let (key, younger) = (self.block(block).key, self.block(block).copy);
+        let oldest = self.index.get(&key).copied().unwrap_or(NONE);
+        if oldest != block {
+            let mut before = oldest;
+            while before != NONE && self.block(before).copy != block {
+                before = self.block(before).copy;
+            }
+            if before != NONE {
+                self.block_mut(before).copy = younger;
+            }
+        } else if younger == NONE {
+            self.index.remove(&key);
+        } else {
+            self.index.insert(key, younger);
+        }
+        self.cached_free -= 1;
+        let entry = self.block_mut(block);
+        entry.cached = false;
+        entry.copy = NONE;
+        key
+    }
+
+    fn enqueue_last(&mut self, block: BlockIx) {
+        let last = self.last_free;
+        let entry = self.block_mut(block);
+        (entry.prev, entry.next) = (last, NONE);
+        if last == NONE {
+            self.first_free = block;
+        } else {
+            self.block_mut(last).next = block;
+        }
+        self.last_free = block;
+        self.free += 1;
+    }
+
+    fn enqueue_first(&mut self, block: BlockIx) {
+        let first = self.first_free;
+        let entry = self.block_mut(block);
+        (entry.prev, entry.next) = (NONE, first);
+        if first == NONE {
+            self.last_free = block;
+        } else {
+            self.block_mut(first).prev = block;
+        }
+        self.first_free = block;
+        self.free += 1;
+    }
+
+    fn dequeue(&mut self, block: BlockIx) {
+        let (prev, next) = (self.block(block).prev, self.block(block).next);
+        if prev == NONE {
+            self.first_free = next;
+        } else {
+            self.block_mut(prev).next = next;
+        }
+        if next == NONE {
+            self.last_free = prev;
+        } else {
+            self.block_mut(next).prev = prev;
+        }
+        self.free -= 1;
+    }
+
+    fn block(&self, block: BlockIx) -> &Block {
+        &self.blocks[block as usize]
+    }
+
+    fn block_mut(&mut self, block: BlockIx) -> &mut Block {
+        &mut self.blocks[block as usize]
+    }
+}
+
+/// Length of the leading run of `0..limit` for which `holds`, given that it holds for a prefix only.
+fn prefix_length(limit: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, limit);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if holds(middle) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+/// Folds a key, which may be a hash or a small number, into well spread bits.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        let product = u128::from(self.0 ^ key ^ 0x2d35_8dcc_aa6c_78a5) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product as u64) ^ ((product >> 64) as u64);
+    }
+}
