@@ -28,7 +28,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::{Client, Error as LegacyError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use crate::connect::{ConnectionUse, Connector, ServerNames};
+use crate::connect::{ConnectionUse, Connector, Dial, ServerNames};
 use crate::tls::{TlsConfig, TlsError, client_config};
 
 /// An error of whatever kind.
@@ -182,7 +182,7 @@ impl fmt::Debug for HttpClient {
 }
 
 impl HttpClient {
-    /// Builds a client. Must be called inside a tokio runtime's reach when it is used, not when it is built.
+    /// Builds a client. Building needs no tokio runtime, sending does.
     ///
     /// # Errors
     /// When certificates or keys of the TLS configuration cannot be used.
@@ -190,6 +190,16 @@ impl HttpClient {
         let names = Arc::new(ServerNames::default());
         let tls = client_config(&config.tls)?;
         let connector = Connector::new(config, tls, Arc::clone(&names));
+        Ok(Self::over(config, connector, names))
+    }
+
+    /// A client that reaches engines another way than by TCP; `config.tls` is not used.
+    #[must_use]
+    pub fn with_dial(config: &HttpConfig, dial: Arc<dyn Dial>) -> Self {
+        Self::over(config, Connector::dialing(config, dial), Arc::default())
+    }
+
+    fn over(config: &HttpConfig, connector: Connector, names: Arc<ServerNames>) -> Self {
         let inner = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
@@ -198,7 +208,7 @@ impl HttpClient {
             .http2_only(config.http2_prior_knowledge)
             .retry_canceled_requests(true)
             .build(connector);
-        Ok(Self { inner, names })
+        Self { inner, names }
     }
 
     /// Sends a call and waits for the head of its answer. `request` has an absolute URL.

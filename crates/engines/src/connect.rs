@@ -16,6 +16,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream, Reso
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tower_service::Service;
 
@@ -67,10 +68,31 @@ impl ConnectionUse {
     }
 }
 
+/// A connection that a [`Dial`] made.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+
+/// A connection being made.
+pub type Dialing = Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send>>;
+
+/// Another way to reach engines than TCP: sockets of the file system, tunnels, memory in tests. Speaks plain
+/// HTTP/1.1 whatever the URL's scheme.
+pub trait Dial: Send + Sync + 'static {
+    /// Connects to the host and port of `uri`. Dropping the future gives up.
+    fn dial(&self, uri: &Uri) -> Dialing;
+}
+
+#[derive(Clone)]
+enum Way {
+    Network(Box<HttpsConnector<HttpConnector>>),
+    Dial(Arc<dyn Dial>),
+}
+
 /// The connector under the pool.
 #[derive(Clone)]
 pub(crate) struct Connector {
-    https: HttpsConnector<HttpConnector>,
+    way: Way,
     timeout: Duration,
 }
 
@@ -90,7 +112,11 @@ impl Connector {
         } else {
             builder.enable_http1().wrap_connector(http)
         };
-        Self { https, timeout: config.connect_timeout }
+        Self { way: Way::Network(Box::new(https)), timeout: config.connect_timeout }
+    }
+
+    pub(crate) fn dialing(config: &HttpConfig, dial: Arc<dyn Dial>) -> Self {
+        Self { way: Way::Dial(dial), timeout: config.connect_timeout }
     }
 }
 
@@ -100,30 +126,61 @@ impl Service<Uri> for Connector {
     type Future = Pin<Box<dyn Future<Output = Result<Stream, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.https.poll_ready(cx)
+        match &mut self.way {
+            Way::Network(https) => https.poll_ready(cx),
+            Way::Dial(_) => Poll::Ready(Ok(())),
+        }
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.https.call(uri);
         let limit = self.timeout;
+        let connecting: Pin<Box<dyn Future<Output = Result<Wire, BoxError>> + Send>> = match &mut self.way {
+            Way::Network(https) => {
+                let connecting = https.call(uri);
+                Box::pin(async move { Ok(Wire::Network(Box::new(connecting.await?))) })
+            }
+            Way::Dial(dial) => {
+                let connecting = dial.dial(&uri);
+                Box::pin(async move { Ok(Wire::Dialled(TokioIo::new(connecting.await?))) })
+            }
+        };
         Box::pin(async move {
             match tokio::time::timeout(limit, connecting).await {
-                Ok(stream) => Ok(Stream { inner: stream?, used: ConnectionUse::default() }),
+                Ok(wire) => Ok(Stream { wire: wire?, used: ConnectionUse::default() }),
                 Err(_) => Err(connect_timed_out(limit).into()),
             }
         })
     }
 }
 
-/// A connection, plain or encrypted.
+enum Wire {
+    Network(Box<MaybeHttpsStream<TokioIo<TcpStream>>>),
+    Dialled(TokioIo<Box<dyn Io>>),
+}
+
+/// A connection, whatever carries it.
 pub(crate) struct Stream {
-    inner: MaybeHttpsStream<TokioIo<TcpStream>>,
+    wire: Wire,
     used: ConnectionUse,
+}
+
+/// Calls the same method on whichever wire there is.
+macro_rules! on_wire {
+    ($self:ident, $method:ident $(, $arg:expr)*) => {
+        match &mut $self.wire {
+            Wire::Network(wire) => Pin::new(wire.as_mut()).$method($($arg),*),
+            Wire::Dialled(wire) => Pin::new(wire).$method($($arg),*),
+        }
+    };
 }
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {
-        self.inner.connected().extra(self.used.clone())
+        let connected = match &self.wire {
+            Wire::Network(wire) => wire.connected(),
+            Wire::Dialled(_) => Connected::new(),
+        };
+        connected.extra(self.used.clone())
     }
 }
 
@@ -133,25 +190,28 @@ impl Read for Stream {
         cx: &mut Context<'_>,
         buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
+        on_wire!(self, poll_read, cx, buf)
     }
 }
 
 impl Write for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
+        on_wire!(self, poll_write, cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
+        on_wire!(self, poll_flush, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
+        on_wire!(self, poll_shutdown, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
+        match &self.wire {
+            Wire::Network(wire) => wire.is_write_vectored(),
+            Wire::Dialled(wire) => wire.is_write_vectored(),
+        }
     }
 
     fn poll_write_vectored(
@@ -159,6 +219,6 @@ impl Write for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+        on_wire!(self, poll_write_vectored, cx, bufs)
     }
 }

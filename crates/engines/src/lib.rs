@@ -14,11 +14,13 @@ mod control;
 mod discovery;
 mod engine;
 mod headers;
+mod metrics;
 mod probe;
 mod registry;
 mod render;
 mod spec;
 mod state;
+mod survey;
 mod tls;
 mod watch;
 mod wire;
@@ -27,6 +29,7 @@ pub use client::{
     Body, BoxError, HttpClient, HttpConfig, ReadError, SendError, SendErrorKind, empty, full, read_body,
 };
 pub use config::{CONTROL_BODY_BYTES_MAX, ENGINES_MAX, EnginesConfig, MODELS_MAX, RANKS_MAX};
+pub use connect::{Dial, Dialing, Io};
 pub use discovery::{Resolve, Resolving, SystemResolver};
 pub use headers::{request_headers, response_headers};
 pub use probe::{Capability, CapabilityKind, Presence, ProbeOptions, ProbeReport, probe};

@@ -69,7 +69,7 @@ pub(crate) struct Shared {
     engines: ArcSwap<BTreeMap<EngineId, Arc<Engine>>>,
     names: Mutex<BTreeMap<String, CancellationToken>>,
     write: Mutex<()>,
-    stop: CancellationToken,
+    pub(crate) stop: CancellationToken,
     tasks: TaskTracker,
 }
 
