@@ -315,3 +315,119 @@ impl Hasher for KeyHasher {
         self.0 = (product as u64) ^ ((product >> 64) as u64);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A request on the pool: its chain, its blocks, how many of these are published.
+    struct User {
+        chain: Chain,
+        blocks: Vec<BlockIx>,
+        published: usize,
+    }
+
+    /// Ids of the first blocks of one of 12 texts: a binary tree, so that texts share prefixes.
+    fn chain(text: u64, length: usize) -> Chain {
+        let ids = (0..length as u64).map(|i| (1 << i.min(20)) * 1_000 + (text & ((1 << i.min(3)) - 1)) + i);
+        Chain::Hashed(ids.collect())
+    }
+
+    /// Copies of a key and of these the held ones, by looking at every block.
+    fn copies(pool: &Pool, key: u64) -> (usize, usize) {
+        let cached = pool.blocks.iter().filter(|b| b.cached && b.key == key);
+        (cached.clone().count(), cached.filter(|b| b.refs > 0).count())
+    }
+
+    fn check(pool: &Pool, users: &[User]) {
+        let mut queue = Vec::new();
+        let mut block = pool.first_free;
+        while block != NONE {
+            queue.push(block);
+            block = pool.block(block).next;
+        }
+        assert_eq!(queue.len(), pool.free() as usize);
+        assert!(queue.iter().all(|b| pool.block(*b).refs == 0));
+        let held = pool.blocks.iter().filter(|b| b.refs > 0).count();
+        assert_eq!(held + queue.len(), pool.total() as usize);
+        assert_eq!(pool.cached_free() as usize, queue.iter().filter(|b| pool.block(**b).cached).count());
+        let holds: usize = users.iter().map(|user| user.blocks.len()).sum();
+        assert_eq!(pool.blocks.iter().map(|b| b.refs as usize).sum::<usize>(), holds);
+        for text in 0..12 {
+            let chain = chain(text, 8);
+            let linear = |wanted: fn((usize, usize)) -> bool| {
+                (0..8).take_while(|i| chain.get(*i).is_some_and(|key| wanted(copies(pool, key)))).count()
+            };
+            let cached = pool.cached_prefix(&chain, 8);
+            assert_eq!(cached, linear(|(all, _)| all > 0));
+            assert_eq!(pool.held_prefix(&chain, cached), linear(|(_, held)| held > 0));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        /// Requests that start, publish and end at random keep the queue whole and both closures true.
+        #[test]
+        fn lookups_are_those_of_a_scan(
+            acts in prop::collection::vec((0_u64..12, 1_usize..9, 0_u8..3), 1..80),
+            total in 6_u32..24,
+            uncached_first in any::<bool>(),
+        ) {
+            let mut pool = Pool::new(total, uncached_first);
+            let mut users: Vec<User> = Vec::new();
+            for (text, length, act) in acts {
+                match act {
+                    0 => {
+                        let chain = chain(text, length);
+                        let mut blocks = Vec::new();
+                        // The last block is recomputed, as for a prompt's last token: that makes copies.
+                        let cached = pool.cached_prefix(&chain, length - 1);
+                        let published = pool.hold_prefix(&chain, cached, &mut blocks);
+                        prop_assert_eq!(published, cached);
+                        if pool.take((length - cached) as u32, &mut blocks, |_| ()) {
+                            users.push(User { chain, blocks, published });
+                        } else {
+                            blocks.into_iter().rev().for_each(|block| pool.release(block));
+                        }
+                    }
+                    1 if !users.is_empty() => {
+                        let at = length % users.len();
+                        let user = &mut users[at];
+                        if let (Some(key), Some(block)) =
+                            (user.chain.get(user.published), user.blocks.get(user.published))
+                        {
+                            pool.publish(*block, key);
+                            user.published += 1;
+                        }
+                    }
+                    _ if !users.is_empty() => {
+                        let user = users.swap_remove(length % users.len());
+                        user.blocks.into_iter().rev().for_each(|block| pool.release(block));
+                    }
+                    _ => {}
+                }
+                check(&pool, &users);
+            }
+        }
+    }
+
+    #[test]
+    fn evicted_keys_come_in_queue_order_and_empty_blocks_can_go_first() {
+        for (uncached_first, expected) in [(false, vec![2, 1]), (true, vec![2])] {
+            let mut pool = Pool::new(3, uncached_first);
+            let mut blocks = Vec::new();
+            assert!(!pool.take(4, &mut blocks, |_| ()));
+            assert!(pool.take(3, &mut blocks, |_| ()));
+            pool.publish(blocks[0], 1);
+            pool.publish(blocks[1], 2);
+            blocks[..2].iter().rev().for_each(|block| pool.release(*block));
+            pool.release(blocks[2]);
+            let mut evicted = Vec::new();
+            assert!(pool.take(2, &mut Vec::new(), |key| evicted.push(key)));
+            assert_eq!(evicted, expected);
+        }
+    }
+}

@@ -157,9 +157,10 @@ fn a_hit_makes_blocks_young_again() {
     let mut engine = engine(6);
     run(&mut engine, request(1, tokens(0, 8), 1));
     run(&mut engine, request(2, tokens(100, 8), 1));
-    // Touches the first request's blocks (and uses and leaves a fifth block without a key).
+    // Touches the first request's blocks, and leaves a fifth block, without a key, just before them.
     run(&mut engine, request(3, tokens(0, 9), 1));
-    run(&mut engine, request(4, tokens(200, 12), 1));
+    // Takes the sixth block and the second request's last.
+    run(&mut engine, request(4, tokens(200, 8), 1));
     assert_eq!(engine.cached_prefix(&request(9, tokens(0, 9), 1)), 8);
     assert_eq!(engine.cached_prefix(&request(9, tokens(100, 9), 1)), 4);
 }

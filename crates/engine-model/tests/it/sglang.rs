@@ -17,9 +17,9 @@ fn prefill_passes_go_before_decode_passes() {
     let mut engine = engine(50, 10);
     engine.submit(request(1, tokens(0, 4), 3)).expect("accepted");
     assert_eq!(outputs(&pass(&mut engine)), [1]);
-    engine.submit(request(2, tokens(100, 17), 2)).expect("accepted");
+    engine.submit(request(2, tokens(100, 19), 2)).expect("accepted");
     // Ten tokens fit, cut at a page boundary to eight; the decode waits until the prompt is done.
-    for (prefill, outs) in [(8, vec![]), (8, vec![]), (1, vec![2])] {
+    for (prefill, outs) in [(8, vec![]), (8, vec![]), (3, vec![2])] {
         let seen = pass(&mut engine);
         assert_eq!((seen.prefill_tokens, seen.decode_requests, outputs(&seen)), (prefill, 0, outs));
     }
@@ -92,13 +92,14 @@ fn admission_reserves_room_for_answers() {
 
 #[test]
 fn retraction_takes_the_one_with_the_fewest_generated_tokens() {
-    // The clients promise little and get it all, but the ratio reserves only 0.7 of it.
-    let mut engine = engine(9, 100);
-    let ask = |id: u64| request(id, tokens(id as u32 * 100, 8), 12);
+    // The clients get all they allow, but the ratio reserves only 0.7 of it.
+    let mut engine = engine(23, 100);
+    let ask = |id: u64| request(id, tokens(id as u32 * 100, 8), 42);
     engine.submit(ask(1)).expect("accepted");
     pass(&mut engine);
     pass(&mut engine);
-    // 0.7 * 10 tokens are 2 pages; 2 pages of prompt and 3 of answer fit into the 6 free ones.
+    // 0.7 * 40 tokens are 7 pages; 2 pages of prompt and 11 of answer just fit into the 20 free ones. But
+    // both together grow to 13 pages each, almost in step.
     engine.submit(ask(2)).expect("accepted");
     let passes = drain(&mut engine);
     let retracted: Vec<_> = passes.iter().flat_map(|p| p.preempted.clone()).collect();
