@@ -134,13 +134,13 @@ impl Planner<'_> {
 
     /// Top-level `system`: a text, or blocks of text.
     fn messages(&mut self) -> Option<()> {
-        let system = self.member(0, "system")?;
+        let system = self.member(self.start(), "system")?;
         self.content(system, true)
     }
 
     /// The first message, if it is a system prompt: its `content` is a text, or parts of text.
     fn chat(&mut self) -> Option<()> {
-        let Node::Array(messages) = self.member(0, "messages")? else { return None };
+        let Node::Array(messages) = self.member(self.start(), "messages")? else { return None };
         let mut first = None;
         Cursor::new(self.body, messages.start).elements(|node, _| {
             first = Some(node);
@@ -155,17 +155,21 @@ impl Planner<'_> {
         self.content(content, false)
     }
 
-    /// A member of the object that starts at `at`.
+    /// A member of the object that starts at `at`. Of several with one name the last counts, as it does
+    /// for the engines.
     fn member(&self, at: usize, name: &str) -> Option<Node> {
         let mut found = None;
         Cursor::new(self.body, at).members(|key, value| {
-            let is = spells(self.body, key, name);
-            if is {
+            if spells(self.body, key, name) {
                 found = Some(value);
             }
-            !is
         })?;
         found
+    }
+
+    /// The start of the body behind a byte order mark.
+    fn start(&self) -> usize {
+        if self.body.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 }
     }
 
     fn content(&mut self, content: Node, may_be_empty: bool) -> Option<()> {

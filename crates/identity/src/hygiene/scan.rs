@@ -106,9 +106,9 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Calls `each` with the key and the value of every member of the object here, until it says stop.
-    /// `None` when this is no object or it is broken.
-    pub(super) fn members(&mut self, mut each: impl FnMut(&Range<usize>, Node) -> bool) -> Option<()> {
+    /// Calls `each` with the key and the value of every member of the object here. `None` when this is no
+    /// object or it is broken.
+    pub(super) fn members(&mut self, mut each: impl FnMut(&Range<usize>, Node)) -> Option<()> {
         if !self.take(b'{') {
             return None;
         }
@@ -121,7 +121,8 @@ impl<'a> Cursor<'a> {
                 return None;
             }
             let value = self.value()?;
-            if !each(&key, value) || self.take(b'}') {
+            each(&key, value);
+            if self.take(b'}') {
                 return Some(());
             }
             if !self.take(b',') {
