@@ -83,6 +83,10 @@ const IMPURE_TEXT: &[&str] = &[
     "HashSet::new()",
 ];
 
+/// One file that may contain one of those: it implements, on the real file system, the traits through which
+/// the rest of its crate opens files.
+const IMPURE_FILE: (&str, &str) = ("crates/trace/src/files.rs", "std::fs");
+
 /// Runs the checks.
 pub(crate) fn run() -> Result<()> {
     let metadata = Metadata::load()?;
@@ -154,7 +158,9 @@ fn scan(dir: &Path, needles: &[&str], faults: &mut Vec<String>) -> Result<()> {
             if line.trim_start().starts_with("//") {
                 continue;
             }
-            for needle in needles.iter().filter(|n| line.contains(**n)) {
+            let (exempt, of) = IMPURE_FILE;
+            let found = needles.iter().filter(|n| line.contains(**n));
+            for needle in found.filter(|n| **n != of || !file.ends_with(exempt)) {
                 faults.push(format!("{}:{}: {needle} is not allowed here", file.display(), number + 1));
             }
         }

@@ -107,17 +107,16 @@ fn make_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Where the companion lies: `-tandem` is put before the extension of a plain file (`trace.jsonl`,
-/// `trace-tandem.jsonl`), or at the end of a segment prefix (`PREFIX-tandem.000000.jsonl.gz`).
+/// Where the companion lies: `-tandem` goes before the extension, if there is one (`trace.jsonl` and
+/// `trace-tandem.jsonl`; segments of `PREFIX` and of `PREFIX-tandem`).
 #[must_use]
-pub fn companion_path(path: &Path, format: FileFormat) -> PathBuf {
+pub fn companion_path(path: &Path) -> PathBuf {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let (stem, extension) = match (format, name.rsplit_once('.')) {
-        (FileFormat::Jsonl, Some((stem, extension))) if !stem.is_empty() => (stem, Some(extension)),
-        _ => (name.as_str(), None),
+    let companion = match name.rsplit_once('.') {
+        Some((stem, extension)) if !stem.is_empty() => format!("{stem}-tandem.{extension}"),
+        _ => format!("{name}-tandem"),
     };
-    let extension = extension.map(|text| format!(".{text}")).unwrap_or_default();
-    path.with_file_name(format!("{stem}-tandem{extension}"))
+    path.with_file_name(companion)
 }
 
 /// Files of a trace that are there: main files in order, then companion files in order.
@@ -126,7 +125,7 @@ pub fn companion_path(path: &Path, format: FileFormat) -> PathBuf {
 /// Whatever the operating system says.
 pub fn existing_files(path: &Path, format: FileFormat) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for base in [path.to_owned(), companion_path(path, format)] {
+    for base in [path.to_owned(), companion_path(path)] {
         match format {
             FileFormat::Jsonl => found.extend(base.exists().then_some(base)),
             FileFormat::JsonlGz => {
@@ -141,7 +140,7 @@ pub fn existing_files(path: &Path, format: FileFormat) -> io::Result<Vec<PathBuf
 /// once, so that a wrong path is known at start. An OTLP sink is for the caller to add.
 ///
 /// # Errors
-/// [`SinkError`] when a file cannot be opened.
+/// [`SinkError`] with the path in its message when a file cannot be opened.
 pub fn open_sinks(
     config: &TraceConfig,
     started: Time,
@@ -153,7 +152,7 @@ pub fn open_sinks(
         match kind {
             SinkKind::File => {
                 open_file(&mut fanout, Stream::Main, config, &config.path, started)?;
-                let companion = companion_path(&config.path, config.format);
+                let companion = companion_path(&config.path);
                 open_file(&mut fanout, Stream::Companion, config, &companion, started)?;
             }
             SinkKind::Stderr => {
@@ -175,15 +174,19 @@ fn open_file(
     started: Time,
 ) -> Result<(), SinkError> {
     let writer = config.writer();
+    let named = |mut error: SinkError| {
+        error.message = format!("{}: {}", path.display(), error.message);
+        error
+    };
     match config.format {
         FileFormat::Jsonl => {
             let mut sink = JsonlWriter::new(AppendPath(path.to_owned()), writer, started);
-            sink.open()?;
+            sink.open().map_err(named)?;
             fanout.add(stream, Box::new(sink));
         }
         FileFormat::JsonlGz => {
             let mut sink = GzSegmentWriter::new(SegmentPath(path.to_owned()), writer, started);
-            sink.open()?;
+            sink.open().map_err(named)?;
             fanout.add(stream, Box::new(sink));
         }
     }

@@ -8,7 +8,7 @@
 //!     report once. Strict: the first oddity is an error. What a newer writer may well write (event types that
 //!     we do not know, members that we do not know) is no oddity; payload rows and unknown types are counted.
 //!   - I-RDR-2 a repaired row (a request without its replay block, a tool without its times) is reported.
-//!   - I-RDR-3 memory: one line up to its bound, 16 bytes per request id up to its bound, a bounded number of
+//!   - I-RDR-3 memory: one line up to its bound, some 24 bytes per request id up to its bound, a bounded number of
 //!     findings. Rows that will be stepped over are not held once their type is known.
 //!   - I-RDR-4 no row is made up: of a line that was cut, nothing is used unless it is whole JSON.
 //! - Deliberately absent: ordering, joins, analysis; opening of files.
@@ -19,7 +19,7 @@ mod members;
 mod report;
 mod rows;
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::io::{self, BufRead};
 
 use crate::record::TraceRow;
@@ -76,8 +76,8 @@ pub struct TraceReader<R> {
     options: ReadOptions,
     input: Option<Lines<R>>,
     file: Option<String>,
-    /// Digests of request ids; only asked, never walked.
-    ids: HashSet<u128>,
+    /// Digests of request ids.
+    ids: BTreeSet<u128>,
     report: ReadReport,
 }
 
@@ -89,7 +89,7 @@ impl<R: BufRead> TraceReader<R> {
             options,
             input: Some(Lines::new(input, options)),
             file: None,
-            ids: HashSet::new(),
+            ids: BTreeSet::new(),
             report: ReadReport::default(),
         }
     }
@@ -163,10 +163,8 @@ impl<R: BufRead> TraceReader<R> {
                 for repair in repairs {
                     self.found(place.clone(), repair)?;
                 }
-                if let Some(id) = request_id {
-                    if self.seen(&id) {
-                        return self.found(place, Problem::RepeatedId(id)).map(|()| None);
-                    }
+                if let Some(id) = request_id.filter(|id| self.seen(id)) {
+                    return self.found(place, Problem::RepeatedId(id)).map(|()| None);
                 }
                 self.report.count(&row);
                 Ok(Some(row))

@@ -13,15 +13,15 @@ const MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
 #[derive(Debug)]
 pub(super) struct Watched<R> {
     inner: R,
-    failure: Option<io::ErrorKind>,
+    failed: bool,
 }
 
 impl<R: BufRead> Watched<R> {
     fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
-        if let Err(error) = &result {
-            if error.kind() != io::ErrorKind::Interrupted {
-                self.failure = Some(error.kind());
-            }
+        if let Err(error) = &result
+            && error.kind() != io::ErrorKind::Interrupted
+        {
+            self.failed = true;
         }
         result
     }
@@ -80,7 +80,7 @@ pub(super) struct Members<R> {
 
 impl<R: BufRead> Members<R> {
     pub(super) const fn new(input: R) -> Self {
-        Self { state: State::Fresh(Watched { inner: input, failure: None }), member: 0 }
+        Self { state: State::Fresh(Watched { inner: input, failed: false }), member: 0 }
     }
 
     /// Reads more text into `buffer`, which must not be empty.
@@ -156,7 +156,7 @@ impl<R: BufRead> Members<R> {
             }
             Err(error) => {
                 let mut input = decoder.into_inner();
-                if input.failure.is_some() {
+                if input.failed {
                     return Err(error);
                 }
                 let cut = fill(&mut input)?.is_empty() && error.kind() == io::ErrorKind::UnexpectedEof;

@@ -179,10 +179,10 @@ impl Slot {
                 OwnEvent::new(unix_ms, OwnKind::TraceLoss(LossEvent { lost: self.untold })).into()
             }
         };
-        if let Ok(encoded) = EncodedRow::new(&row) {
-            if self.sink.push(now, &encoded, self.untold) == Pushed::Taken {
-                self.untold = Loss::default();
-            }
+        if let Ok(encoded) = EncodedRow::new(&row)
+            && self.sink.push(now, &encoded, self.untold) == Pushed::Taken
+        {
+            self.untold = Loss::default();
         }
     }
 }
