@@ -155,4 +155,6 @@ pub trait RoutePolicy: fmt::Debug + Send {
 }
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 pub(crate) mod testing;

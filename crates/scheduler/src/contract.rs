@@ -73,6 +73,7 @@ pub enum Input {
         turn: TurnId,
     },
     /// A dispatch failed before the first byte of its answer. The driver has given up on it.
+    /// A refusal of the request itself (4xx but 429) is no failure: it is `TurnEnded` with `Refused`.
     TurnFailed {
         /// Which.
         turn: TurnId,

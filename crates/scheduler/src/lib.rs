@@ -26,6 +26,7 @@ mod place;
 mod programs;
 mod queue;
 pub mod replay;
+pub mod script;
 mod turns;
 pub mod view;
 mod workers;

@@ -1,9 +1,9 @@
 //! Finding a worker for a turn, sending it there, holding or refusing it, and letting held turns go.
 //!
-//! Order of preference among the workers that serve the turn's model:
-//! 1. well ones that have not failed this turn, 2. well ones that have, 3. and 4. the same among those behind an
-//! open breaker. A rank that has no worker with a free slot is passed over only when it has no ready worker at
-//! all: a turn waits for a full well worker rather than go to one that is likely broken.
+//! Order of preference among the workers that serve the turn's model: well ones that have not failed this turn,
+//! well ones that have, then the same two among those behind an open breaker. A rank without a free slot is passed
+//! over only when it has no ready worker at all: a turn waits for a full well worker rather than go to one that is
+//! likely broken.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -141,18 +141,28 @@ impl Scheduler {
     /// Answers the turn with a refusal; it is over.
     pub(crate) fn reject(&mut self, id: TurnId, reason: RejectReason, out: &mut Vec<Effect>) {
         let Some(turn) = self.turns.get(id) else { return };
-        let retry_after = match self.hold_reason(turn) {
-            HoldReason::NoWorker => pace::RETRY_AFTER_NO_WORKER,
-            HoldReason::WorkersFull => {
-                let ahead = if reason == RejectReason::QueueFull { self.queue.len() } else { 0 };
-                let placing = usize::from(turn.phase == Phase::Placing);
-                let running = self.turns.len().saturating_sub(self.queue.len() + placing);
-                self.pace.retry_after(ahead, running)
-            }
-        };
+        let retry_after = self.retry_after(turn, reason);
         self.forget(id);
         self.counters.rejected += 1;
         out.push(Effect::Reject { turn: id, reason, retry_after });
+    }
+
+    fn retry_after(&self, turn: &Turn, reason: RejectReason) -> Duration {
+        match (reason, self.hold_reason(turn)) {
+            // Asking again helps only when somebody changes the fleet.
+            (RejectReason::UnknownModel, _) => pace::RETRY_AFTER_MAX,
+            // Something is broken, not full: waiting for others to finish is not what it takes.
+            (RejectReason::AttemptsExhausted(_), HoldReason::WorkersFull) => pace::RETRY_AFTER_MIN,
+            (_, HoldReason::NoWorker) => pace::RETRY_AFTER_NO_WORKER,
+            (
+                RejectReason::QueueFull | RejectReason::HoldExpired | RejectReason::NoWorker,
+                HoldReason::WorkersFull,
+            ) => {
+                let placing = usize::from(turn.phase == Phase::Placing);
+                let running = self.turns.len().saturating_sub(self.queue.len() + placing);
+                self.pace.retry_after(self.queue.len(), running)
+            }
+        }
     }
 
     /// Takes the turn off its worker or out of the queue, and out of the tables. Its worker, if it had one.

@@ -1,0 +1,144 @@
+//! Effects and state as lines of text.
+
+use std::time::Duration;
+
+use tandem_types::{ProgramKey, TenantId, Time};
+
+use crate::View;
+use crate::breaker::BreakerState;
+use crate::contract::{Decision, Effect, FailureKind, HoldReason, RejectReason};
+use crate::programs::ProgramState;
+use crate::view::WorkerView;
+use crate::workers::WorkerState;
+
+/// One effect as a line, without the leading `>`.
+#[must_use]
+pub fn effect(effect: &Effect) -> String {
+    match effect {
+        Effect::Dispatch { turn, worker, attempt, delay } => {
+            format!("dispatch {turn} {worker} attempt={attempt} delay={}", seconds(*delay))
+        }
+        Effect::Hold { turn, reason, position } => {
+            let reason = match reason {
+                HoldReason::NoWorker => "no_worker",
+                HoldReason::WorkersFull => "workers_full",
+            };
+            format!("hold {turn} {reason} position={position}")
+        }
+        Effect::Reject { turn, reason, retry_after } => {
+            format!("reject {turn} {} retry_after={}", rejection(*reason), seconds(*retry_after))
+        }
+        Effect::Cancel { turn, worker } => format!("cancel {turn} {worker}"),
+        Effect::Supersede { old, by } => format!("supersede {old} by {by}"),
+        Effect::Record(decision) => record(decision),
+    }
+}
+
+fn record(d: &Decision) -> String {
+    let scores: Vec<String> =
+        d.candidates.iter().map(|(worker, score)| format!("{worker}={score}")).collect();
+    format!(
+        "record {} {} {}/{} {} of {} attempt={} held={}",
+        d.turn,
+        d.worker,
+        d.policy,
+        d.reason,
+        scores.join(" "),
+        d.candidate_count,
+        d.attempt,
+        seconds(d.held)
+    )
+}
+
+const fn rejection(reason: RejectReason) -> &'static str {
+    match reason {
+        RejectReason::QueueFull => "queue_full",
+        RejectReason::HoldExpired => "hold_expired",
+        RejectReason::NoWorker => "no_worker",
+        RejectReason::UnknownModel => "unknown_model",
+        RejectReason::AttemptsExhausted(kind) => match kind {
+            FailureKind::Connect => "attempts_exhausted(connect)",
+            FailureKind::Disconnected => "attempts_exhausted(disconnected)",
+            FailureKind::Timeout => "attempts_exhausted(timeout)",
+            FailureKind::ServerError => "attempts_exhausted(server_error)",
+            FailureKind::Overloaded => "attempts_exhausted(overloaded)",
+            FailureKind::Garbage => "attempts_exhausted(garbage)",
+        },
+    }
+}
+
+/// The state: programs by key, held turns by place, workers by id, and what went wrong, if anything.
+pub(super) fn view(view: View<'_>) -> Vec<String> {
+    let mut programs: Vec<_> = view.programs().collect();
+    programs.sort_by(|a, b| a.program.cmp(&b.program));
+    let programs: Vec<String> = programs
+        .iter()
+        .map(|p| {
+            let state = match p.state {
+                ProgramState::Reasoning => "reasoning",
+                ProgramState::Acting => "acting",
+            };
+            let home = p.last_worker.map_or_else(|| "-".to_owned(), |worker| worker.to_string());
+            format!(
+                "{}:{state}@{home},live={},finished={}",
+                program(&p.program),
+                p.live_turns,
+                p.turns_finished
+            )
+        })
+        .collect();
+    let held: Vec<String> = view.held().map(|h| format!("{}#{}", h.turn.turn, h.position)).collect();
+    let mut lines = vec![list("programs", &programs), list("held", &held)];
+    lines.extend(view.workers().map(|w| worker(&w)));
+    let anomalies = view.counters().anomalies;
+    if anomalies.total() > 0 {
+        lines.push(format!("anomalies {}", anomalies.total()));
+    }
+    lines
+}
+
+fn list(name: &str, items: &[String]) -> String {
+    if items.is_empty() { format!("{name} none") } else { format!("{name} {}", items.join(" ")) }
+}
+
+fn worker(w: &WorkerView) -> String {
+    let state = match w.state {
+        WorkerState::Expected { .. } => "expected",
+        WorkerState::Ready => "ready",
+        WorkerState::Draining => "draining",
+        WorkerState::Down => "down",
+        WorkerState::Removed => "removed",
+    };
+    let breaker = match w.breaker {
+        BreakerState::Closed { failures } => format!("closed({failures})"),
+        BreakerState::Open { until, .. } => format!("open(until {})", time(until)),
+        BreakerState::HalfOpen { probe: None, .. } => "half_open".to_owned(),
+        BreakerState::HalfOpen { probe: Some(turn), .. } => format!("half_open({turn})"),
+    };
+    format!(
+        "worker {} {state} turns={} calls={} foreign={} breaker={breaker}",
+        w.worker, w.turns_running, w.calls_running, w.foreign
+    )
+}
+
+fn program(key: &ProgramKey) -> String {
+    let tenant = if key.tenant == TenantId::default() { String::new() } else { format!("{}:", key.tenant) };
+    match &key.agent {
+        Some(agent) => format!("{tenant}{}/{agent}", key.session),
+        None => format!("{tenant}{}", key.session),
+    }
+}
+
+/// Seconds since the start with as many decimals as needed.
+pub(super) fn time(at: Time) -> String {
+    seconds(at.since(Time::ZERO))
+}
+
+fn seconds(duration: Duration) -> String {
+    let nanos = duration.subsec_nanos();
+    if nanos == 0 {
+        return duration.as_secs().to_string();
+    }
+    let decimals = format!("{nanos:09}");
+    format!("{}.{}", duration.as_secs(), decimals.trim_end_matches('0'))
+}

@@ -1,0 +1,153 @@
+//! Bounds, and what is left over when clients give up or drivers err.
+
+use std::time::Duration;
+
+use tandem_scheduler::{
+    Effect, FailureKind, Input, Scheduler, SchedulerConfig, TurnArrival, TurnResult, invariants,
+};
+use tandem_types::{LoadReport, Time, TurnId};
+
+use crate::support::{arrival, ended, program, turn_of, up, worker};
+
+fn scheduler(config: SchedulerConfig) -> Scheduler {
+    Scheduler::new(config, 1).expect("a valid configuration")
+}
+
+fn feed(core: &mut Scheduler, ms: u64, input: Input) -> Vec<Effect> {
+    let mut out = Vec::new();
+    core.handle(Time::from_millis(ms), input, &mut out);
+    invariants::check(core).expect("sound");
+    out
+}
+
+#[test]
+fn ten_thousand_abandoned_newcomers_leave_the_tables_as_they_were() {
+    let mut core = scheduler(SchedulerConfig::default());
+    feed(&mut core, 0, up(0, &[], Some(1)));
+    feed(&mut core, 1, turn_of(1, "c"));
+    for n in 0..10_000 {
+        let held = feed(&mut core, 2, turn_of(10 + n, &format!("n{n}")));
+        assert!(matches!(held[..], [Effect::Hold { position: 1, .. }]), "{held:?}");
+        assert_eq!(feed(&mut core, 2, Input::ClientGone { turn: TurnId(10 + n) }), []);
+    }
+    let view = core.view();
+    assert_eq!((view.program_count(), view.turn_count(), view.held_count()), (1, 1, 0));
+    assert!(view.program(&program("c")).is_some());
+    assert_eq!(core.next_deadline(), None);
+    assert_eq!(view.counters().cancelled, 10_000);
+}
+
+#[test]
+fn a_full_program_table_displaces_the_longest_idle_and_never_a_busy_one() {
+    let mut core = scheduler(SchedulerConfig { programs_max: 2, ..SchedulerConfig::default() });
+    feed(&mut core, 0, up(0, &[], None));
+    for (n, name) in [(1, "a"), (2, "b")] {
+        feed(&mut core, n, turn_of(n, name));
+        feed(&mut core, n, ended(n, TurnResult::Finished));
+    }
+    // a becomes active again and is then the one that was idle last.
+    feed(&mut core, 3, turn_of(3, "a"));
+    feed(&mut core, 4, ended(3, TurnResult::Finished));
+    feed(&mut core, 5, turn_of(4, "c"));
+    let known =
+        |core: &Scheduler| ["a", "b", "c", "d", "e"].map(|n| core.view().program(&program(n)).is_some());
+    assert_eq!(known(&core), [true, false, true, false, false]);
+    feed(&mut core, 6, turn_of(5, "d"));
+    assert_eq!(known(&core), [false, false, true, true, false]);
+    // Both are busy: the newcomer is served without being remembered.
+    let served = feed(&mut core, 7, turn_of(6, "e"));
+    assert!(matches!(served[..], [Effect::Record(_), Effect::Dispatch { .. }]));
+    assert_eq!(known(&core), [false, false, true, true, false]);
+    let counters = core.view().counters();
+    assert_eq!((counters.programs_evicted, counters.programs_untracked), (2, 1));
+    feed(&mut core, 8, ended(6, TurnResult::Finished));
+    assert_eq!(core.view().turn_count(), 2);
+}
+
+#[test]
+fn every_refusal_names_a_whole_number_of_seconds_between_5_and_60() {
+    let mut core = scheduler(SchedulerConfig { queue_max: 50, ..SchedulerConfig::default() });
+    feed(&mut core, 0, up(0, &["m"], Some(1)));
+    let mut seen = Vec::new();
+    for n in 0..60 {
+        // Holds of growing length, so that queues of every length see an expiry.
+        let hold_max = Duration::from_millis(1000 + 37 * n);
+        let model = if n % 7 == 3 { "unknown" } else { "m" };
+        let turn = TurnArrival { hold_max, model: Some(model.to_owned()), ..arrival(n) };
+        seen.extend(feed(&mut core, n, Input::TurnArrived(turn)));
+    }
+    while let Some(at) = core.next_deadline() {
+        core.handle_timeout(at, &mut seen);
+    }
+    let waits: Vec<Duration> = seen
+        .iter()
+        .filter_map(|e| if let Effect::Reject { retry_after, .. } = e { Some(*retry_after) } else { None })
+        .collect();
+    assert_eq!(waits.len(), 59);
+    for wait in waits {
+        assert!((5..=60).contains(&wait.as_secs()) && wait.subsec_nanos() == 0, "{wait:?}");
+    }
+}
+
+#[test]
+fn nonsense_from_a_driver_is_counted_and_changes_nothing() {
+    let mut core = scheduler(SchedulerConfig::default());
+    feed(&mut core, 10, up(0, &[], Some(1)));
+    feed(&mut core, 10, turn_of(1, "a"));
+    feed(&mut core, 10, turn_of(2, "b"));
+    let before = format!(
+        "{:?} {:?}",
+        core.view().workers().collect::<Vec<_>>(),
+        core.view().turns().collect::<Vec<_>>()
+    );
+    let failure = || tandem_scheduler::DispatchFailure { kind: FailureKind::Connect, retryable: true };
+    for input in [
+        turn_of(1, "z"),
+        Input::TurnStarted { turn: TurnId(77) },
+        Input::FirstToken { turn: TurnId(77) },
+        Input::TurnFailed { turn: TurnId(77), failure: failure() },
+        ended(77, TurnResult::Finished),
+        Input::ClientGone { turn: TurnId(77) },
+        // Turn 2 is held.
+        Input::TurnStarted { turn: TurnId(2) },
+        Input::TurnFailed { turn: TurnId(2), failure: failure() },
+        ended(2, TurnResult::Finished),
+        Input::WorkerDown { worker: worker(9) },
+        Input::WorkerDraining { worker: worker(9) },
+        Input::WorkerRemoved { worker: worker(9) },
+        Input::WorkerLoad { worker: worker(9), load: LoadReport::default() },
+        Input::SessionEnd { program: program("nobody") },
+    ] {
+        assert_eq!(feed(&mut core, 10, input.clone()), [], "{input:?}");
+    }
+    let view = core.view();
+    let after = format!("{:?} {:?}", view.workers().collect::<Vec<_>>(), view.turns().collect::<Vec<_>>());
+    assert_eq!(before, after);
+    let counters = *view.counters();
+    let anomalies = counters.anomalies;
+    assert_eq!(
+        (
+            anomalies.duplicate_turns,
+            anomalies.unknown_turns,
+            anomalies.wrong_phase,
+            anomalies.unknown_workers
+        ),
+        (1, 5, 3, 4)
+    );
+    assert_eq!(counters.unknown_session_ends, 1);
+    // Time that runs backwards is taken for the latest time seen.
+    feed(&mut core, 3, Input::WorkerLoad { worker: worker(0), load: LoadReport::default() });
+    assert_eq!(
+        (core.view().now(), core.view().counters().anomalies.time_backwards),
+        (Time::from_millis(10), 1)
+    );
+}
+
+#[test]
+fn a_configuration_that_cannot_work_is_refused() {
+    let refuse = |config| Scheduler::new(config, 0).expect_err("refused").to_string();
+    let zero = SchedulerConfig { attempts_max: 0, ..SchedulerConfig::default() };
+    assert_eq!(refuse(zero), "attempts_max must be at least 1");
+    let policy = SchedulerConfig { policy: "best".to_owned(), ..SchedulerConfig::default() };
+    assert!(refuse(policy).starts_with("no routing policy named \"best\""));
+}
