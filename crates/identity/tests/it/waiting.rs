@@ -1,1 +1,102 @@
-//! waiting
+//! How long harnesses may be kept waiting. The limits restate what was measured of each.
+
+use std::time::Duration;
+
+use tandem_identity::hold::{HOLDS, MARGIN, SILENT_EVERYWHERE};
+use tandem_identity::{InStreamRefusal, hold_tolerance, refusal, retry_after_secs};
+use tandem_types::Harness;
+
+/// Seconds of silence after which each gave up, and whether comments or events kept its stream alive.
+const GAVE_UP: [(Harness, u64); 10] = [
+    (Harness::ClaudeCode, 359),
+    (Harness::OpenCode, 300),
+    (Harness::Pi, 300),
+    (Harness::KimiCode, 306),
+    (Harness::QwenCode, 120),
+    (Harness::OpenClaw, 600),
+    (Harness::GeminiCli, 61),
+    (Harness::OpenHands, 300),
+    (Harness::MiniSweAgent, 600),
+    (Harness::Cline, 300),
+];
+
+/// I-HLD-1, I-HLD-4
+#[test]
+fn no_wait_reaches_the_limit_of_its_harness() {
+    for (harness, secs) in GAVE_UP {
+        for stream in [true, false] {
+            let hold = hold_tolerance(harness, stream, None);
+            assert!(hold.silent <= Duration::from_secs(secs) - MARGIN, "{harness:?}");
+            assert!(hold.silent >= SILENT_EVERYWHERE, "{harness:?}");
+            assert!(hold.early_200_after <= hold.silent, "{harness:?}");
+        }
+        assert_eq!(hold_tolerance(harness, false, None).early_200, None, "{harness:?}");
+    }
+    for harness in [Harness::Codex, Harness::Hermes] {
+        assert_eq!(hold_tolerance(harness, true, None).silent, Duration::from_secs(900));
+    }
+}
+
+/// An early 200 would start a clock that Codex does not have before it.
+#[test]
+fn codex_is_held_silently() {
+    let hold = hold_tolerance(Harness::Codex, true, None);
+    assert_eq!((hold.early_200, hold.longest()), (None, Duration::from_secs(900)));
+}
+
+#[test]
+fn keep_alive_prolongs_streams_as_far_as_it_was_seen_to() {
+    for (harness, secs) in [(Harness::ClaudeCode, 420), (Harness::OpenCode, 420), (Harness::QwenCode, 300)] {
+        let hold = hold_tolerance(harness, true, None);
+        let keep_alive = hold.early_200.expect("streams");
+        assert_eq!(keep_alive.proven, Duration::from_secs(secs));
+        assert!(keep_alive.every <= Duration::from_secs(20));
+        assert_eq!(hold.longest(), Duration::from_secs(secs));
+    }
+    // OpenClaw waits longer in silence than its stream was kept alive.
+    let hold = hold_tolerance(Harness::OpenClaw, true, None);
+    assert_eq!(hold.longest(), hold.silent);
+}
+
+/// I-HLD-2
+#[test]
+fn an_unknown_client_gets_the_least_of_all() {
+    for unknown in [Harness::Unknown, Harness::Aider] {
+        for entry in HOLDS {
+            let (one, other) =
+                (hold_tolerance(unknown, true, None), hold_tolerance(entry.harness, true, None));
+            assert!(one.silent <= other.silent && one.longest() <= other.longest(), "{:?}", entry.harness);
+            let attempts = refusal(entry.harness).attempts.unwrap_or(u32::MAX);
+            assert!(refusal(unknown).attempts.expect("counted") <= attempts);
+        }
+        assert_eq!(hold_tolerance(unknown, false, None).silent, Duration::from_secs(55));
+    }
+}
+
+/// I-HLD-3
+#[test]
+fn a_stated_timeout_only_shortens() {
+    let silent = |declared: u64| {
+        hold_tolerance(Harness::OpenHands, false, Some(Duration::from_secs(declared))).silent.as_secs_f64()
+    };
+    let table = hold_tolerance(Harness::OpenHands, false, None).silent.as_secs_f64();
+    assert_eq!([silent(1800), silent(100), silent(10), silent(1)], [table, 94.0, 5.0, 0.5]);
+    let short = hold_tolerance(Harness::Unknown, true, Some(Duration::from_secs(8)));
+    assert_eq!(short.early_200_after, Duration::from_secs(4));
+    assert!(short.early_200.is_some_and(|k| k.every < Duration::from_secs(8)));
+}
+
+#[test]
+fn refusals() {
+    assert_eq!(refusal(Harness::ClaudeCode).in_stream, InStreamRefusal::Overloaded);
+    assert_eq!(refusal(Harness::Codex).in_stream, InStreamRefusal::RateLimitFailed);
+    assert_eq!(refusal(Harness::OpenCode).in_stream, InStreamRefusal::ChatError);
+    assert_eq!(refusal(Harness::Pi).in_stream, InStreamRefusal::None);
+    assert!(refusal(Harness::Codex).needs_retry_after);
+    for deaf in [Harness::Pi, Harness::GeminiCli] {
+        assert!(!refusal(deaf).honours_retry_after);
+    }
+    let ms = Duration::from_millis;
+    let asked = [ms(0), ms(5_000), ms(5_001), ms(59_999), ms(3_600_000), Duration::MAX].map(retry_after_secs);
+    assert_eq!(asked, [5, 5, 6, 60, 60, 60]);
+}
