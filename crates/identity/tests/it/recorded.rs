@@ -154,8 +154,8 @@ fn claude_code_tells_tool_times_agents_and_prompts() {
     }
     assert_eq!(found[1].facts.blocking_subagent, None, "a root blocks nobody");
     // One prompt covers its turns and those of its subagents.
-    for n in 1..=4 {
-        assert_eq!(found[n].facts.prompt_id, Some(uuid(4, 2)));
+    for turn in &found[1..=4] {
+        assert_eq!(turn.facts.prompt_id, Some(uuid(4, 2)));
     }
     assert_eq!(found[5].facts.prompt_id, Some(uuid(4, 5)));
 }
