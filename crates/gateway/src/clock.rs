@@ -1,0 +1,35 @@
+//! The one place where the gateway reads clocks.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tandem_types::Time;
+
+/// A monotonic clock that the scheduler's times count from, and the wall clock for stamps.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// Starts at [`Time::ZERO`] now.
+    pub(crate) fn start() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    /// Time since the start.
+    pub(crate) fn now(self) -> Time {
+        Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// The instant at which this clock shows `time`.
+    pub(crate) fn instant(self, time: Time) -> Instant {
+        self.start + Duration::from_nanos(time.0)
+    }
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

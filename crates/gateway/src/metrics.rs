@@ -1,0 +1,271 @@
+//! Every metric of the gateway in one table, which also makes the reference page.
+//!
+//! Invariants: I-MET-1 a name exists once, in [`Family`]; I-MET-2 label values come from fixed sets or
+//! from operators (worker numbers), never from clients; I-MET-3 gateways in one process share nothing: each
+//! has its own recorder.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::{Key, KeyName, Label, Level, Metadata, Recorder, SharedString};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+/// What a metric measures with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+macro_rules! families {
+    ($($variant:ident, $kind:ident, $name:literal, $labels:literal, $help:literal;)*) => {
+        /// A metric family.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Family {
+            $(#[doc = $help] $variant,)*
+        }
+
+        impl Family {
+            const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            const fn parts(self) -> (Kind, &'static str, &'static str, &'static str) {
+                match self {
+                    $(Self::$variant => (Kind::$kind, $name, $labels, $help),)*
+                }
+            }
+        }
+    };
+}
+
+families! {
+    Requests, Counter, "tandem_requests_total", "route, status", "HTTP requests by route and status class.";
+    Turns, Counter, "tandem_turns_total", "dialect, outcome", "Accepted turns by how they ended: finished, refused, failed, cancelled, rejected.";
+    TurnsInFlight, Gauge, "tandem_turns_in_flight", "", "Turns accepted and not yet over, held ones included.";
+    TurnsHeld, Gauge, "tandem_turns_held", "", "Turns that wait for a worker.";
+    Holds, Counter, "tandem_holds_total", "reason", "Turns that had to wait for a worker.";
+    HoldSeconds, Histogram, "tandem_hold_seconds", "", "Time that a turn waited for a worker before it was sent.";
+    Early200, Counter, "tandem_early_200_total", "dialect", "Streams that were answered with an early 200 and keep-alive events.";
+    Rejections, Counter, "tandem_rejections_total", "reason", "Turns refused by the scheduler.";
+    Errors, Counter, "tandem_errors_total", "kind", "Errors that the gateway itself answered with.";
+    Dispatches, Counter, "tandem_dispatches_total", "attempt", "Turns sent to a worker, first tries and retries.";
+    DispatchFailures, Counter, "tandem_dispatch_failures_total", "kind", "Tries that failed before the first byte of an answer.";
+    StreamsCut, Counter, "tandem_streams_cut_total", "cause", "Answers that the engine cut or fell silent in.";
+    Superseded, Counter, "tandem_superseded_total", "", "Turns that were replaced by their own repetition on a new connection.";
+    ClientGone, Counter, "tandem_client_gone_total", "phase", "Clients that hung up before their answer was over.";
+    FirstByteSeconds, Histogram, "tandem_first_byte_seconds", "dialect", "From the arrival of a turn to the first byte of its answer.";
+    TurnSeconds, Histogram, "tandem_turn_seconds", "dialect", "From the arrival of a turn to the end of its answer.";
+    PrepareSeconds, Histogram, "tandem_prepare_seconds", "", "From the arrival of a turn's last body byte until it is sent or held: the gateway's own work.";
+    InputTokens, Counter, "tandem_input_tokens_total", "", "Prompt tokens as engines reported them, cached ones included.";
+    CachedTokens, Counter, "tandem_cached_tokens_total", "", "Prompt tokens that engines took from their caches.";
+    OutputTokens, Counter, "tandem_output_tokens_total", "", "Generated tokens as engines reported them.";
+    UsageMissing, Counter, "tandem_usage_missing_total", "dialect", "Finished turns whose answer carried no usage.";
+    CountTokens, Counter, "tandem_count_tokens_total", "source", "Token counts answered by an engine or by our estimate.";
+    Identity, Counter, "tandem_identity_total", "source", "Turns by where their identity was found (none = no identity).";
+    IdentityWarnings, Counter, "tandem_identity_warnings_total", "field, kind", "Unusable identity headers and fields.";
+    Hygiene, Counter, "tandem_hygiene_total", "kind", "Volatile texts found at the head of prompts.";
+    HygieneBytes, Counter, "tandem_hygiene_bytes_total", "", "Bytes of volatile text found at the head of prompts.";
+    Routing, Counter, "tandem_routing_decisions_total", "reason", "Routing decisions in the policy's words.";
+    Workers, Gauge, "tandem_workers", "state", "Workers that are ready, draining or down.";
+    WorkerTurns, Counter, "tandem_worker_turns_total", "worker", "Turns sent to each worker.";
+    Connections, Gauge, "tandem_connections", "", "Open client connections.";
+    BodyMemory, Gauge, "tandem_body_memory_bytes", "", "Request bodies held in memory.";
+    LimitHits, Counter, "tandem_limit_hits_total", "limit", "Requests that ran into a limit.";
+    TraceRows, Counter, "tandem_trace_rows_total", "", "Trace rows handed to the writer.";
+    TraceRowsLost, Counter, "tandem_trace_rows_lost_total", "", "Trace rows dropped because the writer was behind or failed.";
+    ToolEvents, Counter, "tandem_tool_events_total", "outcome", "Tool events received: accepted, invalid or dropped.";
+    OwnerQueue, Gauge, "tandem_scheduler_queue", "", "Messages that wait for the scheduler.";
+    OwnerBatchSeconds, Histogram, "tandem_scheduler_batch_seconds", "", "Time that the scheduler took for one batch of messages.";
+    InputsTeeLost, Counter, "tandem_recorded_inputs_lost_total", "", "Scheduler inputs that could not be recorded; the recording ends at the first.";
+}
+
+const METADATA: Metadata<'static> = Metadata::new("tandem", Level::INFO, None);
+
+/// Bucket bounds in seconds for everything that lasts: 100 us to 30 min.
+const SECONDS: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0, 120.0, 300.0, 600.0, 1800.0,
+];
+
+/// One gateway's metrics. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    recorder: Arc<PrometheusRecorder>,
+    handle: PrometheusHandle,
+}
+
+impl Metrics {
+    /// An empty set with every family described.
+    pub(crate) fn new() -> Result<Self, BuildError> {
+        let mut builder = PrometheusBuilder::new();
+        for family in Family::ALL {
+            let (kind, name, ..) = family.parts();
+            if kind == Kind::Histogram {
+                builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), SECONDS)?;
+            }
+        }
+        let recorder = builder.build_recorder();
+        for family in Family::ALL {
+            let (kind, name, _, help) = family.parts();
+            let (name, help) = (KeyName::from_const_str(name), SharedString::const_str(help));
+            match kind {
+                Kind::Counter => recorder.describe_counter(name, None, help),
+                Kind::Gauge => recorder.describe_gauge(name, None, help),
+                Kind::Histogram => recorder.describe_histogram(name, None, help),
+            }
+        }
+        let handle = recorder.handle();
+        let metrics = Self { recorder: Arc::new(recorder), handle };
+        metrics.register_unlabelled();
+        Ok(metrics)
+    }
+
+    /// Families without labels show as zero from the start, so that alerts on them work.
+    fn register_unlabelled(&self) {
+        for family in Family::ALL {
+            let (kind, _, labels, _) = family.parts();
+            if !labels.is_empty() {
+                continue;
+            }
+            match kind {
+                Kind::Counter => self.count(*family, &[], 0),
+                Kind::Gauge => self.gauge(*family, &[], 0.0),
+                Kind::Histogram => {}
+            }
+        }
+    }
+
+    fn key(family: Family, labels: &[(&'static str, &str)]) -> Key {
+        let (_, name, ..) = family.parts();
+        if labels.is_empty() {
+            return Key::from_static_name(name);
+        }
+        let labels: Vec<Label> = labels.iter().map(|(k, v)| Label::new(*k, (*v).to_owned())).collect();
+        Key::from_parts(name, labels)
+    }
+
+    /// Adds one.
+    pub(crate) fn inc(&self, family: Family, labels: &[(&'static str, &str)]) {
+        self.count(family, labels, 1);
+    }
+
+    /// Adds `n`.
+    pub(crate) fn count(&self, family: Family, labels: &[(&'static str, &str)], n: u64) {
+        self.recorder.register_counter(&Self::key(family, labels), &METADATA).increment(n);
+    }
+
+    /// Sets a gauge.
+    #[expect(clippy::cast_precision_loss, reason = "gauges are floats in the exposition format")]
+    pub(crate) fn set(&self, family: Family, labels: &[(&'static str, &str)], value: usize) {
+        self.gauge(family, labels, value as f64);
+    }
+
+    fn gauge(&self, family: Family, labels: &[(&'static str, &str)], value: f64) {
+        self.recorder.register_gauge(&Self::key(family, labels), &METADATA).set(value);
+    }
+
+    /// Moves a gauge without labels up or down.
+    pub(crate) fn shift(&self, family: Family, delta: f64) {
+        self.recorder.register_gauge(&Self::key(family, &[]), &METADATA).increment(delta);
+    }
+
+    /// Records how long something lasted.
+    pub(crate) fn lasted(&self, family: Family, labels: &[(&'static str, &str)], time: Duration) {
+        self.recorder.register_histogram(&Self::key(family, labels), &METADATA).record(time.as_secs_f64());
+    }
+
+    /// Moves histogram samples into their buckets; must run now and then even when nobody scrapes.
+    pub(crate) fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+
+    /// The text for a scrape.
+    pub(crate) fn render(&self) -> String {
+        let mut text = self.handle.render();
+        process(&mut text);
+        text
+    }
+}
+
+/// The usual `process_*` metrics, from the operating system; a value that it does not give is left out.
+fn process(text: &mut String) {
+    let mut put = |name: &str, kind: &str, help: &str, value: Option<u64>| {
+        if let Some(value) = value {
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
+        }
+    };
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let field = |name: &str| -> Option<u64> {
+        let line = status.lines().find(|line| line.starts_with(name))?;
+        line.split_ascii_whitespace().nth(1)?.parse().ok()
+    };
+    put(
+        "process_resident_memory_bytes",
+        "gauge",
+        "Resident memory size in bytes.",
+        field("VmRSS:").map(|kib| kib << 10),
+    );
+    put(
+        "process_virtual_memory_bytes",
+        "gauge",
+        "Virtual memory size in bytes.",
+        field("VmSize:").map(|kib| kib << 10),
+    );
+    put("process_threads", "gauge", "Number of threads.", field("Threads:"));
+    let open = std::fs::read_dir("/proc/self/fd").ok().map(|dir| dir.count() as u64);
+    put("process_open_fds", "gauge", "Number of open file descriptors.", open);
+}
+
+/// The reference page of all metrics, in Markdown.
+#[must_use]
+pub fn reference_page() -> String {
+    let mut page = String::from(
+        "# Metrics\n\nServed as `/metrics` on the Prometheus port (29000 by default). Label values come from \
+         fixed sets; no session, tenant or request id is ever a label.\n\n| name | type | labels | meaning |\n\
+         |---|---|---|---|\n",
+    );
+    for family in Family::ALL {
+        let (kind, name, labels, help) = family.parts();
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        let labels = if labels.is_empty() { "-" } else { labels };
+        let _ = writeln!(page, "| `{name}` | {kind} | {labels} | {help} |");
+    }
+    page.push_str(
+        "\nBeside these: `process_resident_memory_bytes`, `process_virtual_memory_bytes`, `process_threads`, \
+         `process_open_fds`.\n",
+    );
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sets_in_one_process_do_not_mix() {
+        let (a, b) = (Metrics::new().expect("buckets"), Metrics::new().expect("buckets"));
+        a.inc(Family::Turns, &[("dialect", "chat"), ("outcome", "finished")]);
+        a.lasted(Family::HoldSeconds, &[], Duration::from_millis(3));
+        a.upkeep();
+        let text = a.render();
+        assert!(text.contains("tandem_turns_total{dialect=\"chat\",outcome=\"finished\"} 1"), "{text}");
+        assert!(text.contains("tandem_hold_seconds_bucket{le=\"0.005\"} 1"), "{text}");
+        assert!(!b.render().contains("tandem_turns_total{"));
+        assert!(b.render().contains("tandem_superseded_total 0"));
+    }
+
+    #[test]
+    fn names_are_unique_and_in_the_reference() {
+        let page = reference_page();
+        for family in Family::ALL {
+            let (_, name, ..) = family.parts();
+            assert!(name.starts_with("tandem_"), "{name}");
+            assert_eq!(page.matches(&format!("| `{name}` |")).count(), 1, "{name}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Answers of our own: errors in the caller's dialect, JSON, and what every answer carries.
+
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use serde::Serialize;
+use tandem_dialect::{ErrorKind, error_body};
+use tandem_types::{Dialect, RequestId};
+
+use crate::app::App;
+use crate::body::Body;
+use crate::metrics::Family;
+
+/// The ids of one request.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestIdentity {
+    /// Ours, unique.
+    pub(crate) own: RequestId,
+    /// The client's, if it sent a usable one.
+    pub(crate) client: Option<RequestId>,
+}
+
+impl RequestIdentity {
+    /// Takes the client's id from the headers that clients use for it, and makes one of ours.
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let client = ["x-request-id", "x-correlation-id", "request-id"]
+            .iter()
+            .filter_map(|name| headers.get(*name))
+            .filter_map(|value| value.to_str().ok())
+            .find_map(|text| RequestId::new(text).ok());
+        Self { own: fresh_id(), client }
+    }
+
+    /// The id under which the client knows the request.
+    pub(crate) fn shown(&self) -> &RequestId {
+        self.client.as_ref().unwrap_or(&self.own)
+    }
+}
+
+/// A UUID is 36 bytes of visible ASCII, so the first one is always usable.
+fn fresh_id() -> RequestId {
+    loop {
+        if let Ok(id) = RequestId::new(&uuid::Uuid::now_v7().to_string()) {
+            return id;
+        }
+    }
+}
+
+/// An error in the dialect's form. Every 429 and 503 gets a whole-second `Retry-After`.
+pub(crate) fn error(
+    app: &App,
+    dialect: Option<Dialect>,
+    kind: ErrorKind,
+    message: &str,
+    retry_after: Option<u64>,
+) -> Response<Body> {
+    app.metrics.inc(Family::Errors, &[("kind", kind.name())]);
+    let answer = error_body(dialect, kind, message);
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = with_json(status, answer.body);
+    let needed = kind.retry_after()
+        || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    if let Some(seconds) = retry_after.or(needed.then_some(5)) {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.clamp(5, 60)));
+    }
+    if kind == ErrorKind::Unauthorized {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    if kind == ErrorKind::UpgradeRequired {
+        response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+    }
+    response
+}
+
+fn with_json(status: StatusCode, body: Vec<u8>) -> Response<Body> {
+    let mut response = Response::new(Body::full(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A JSON answer.
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+    match serde_json::to_vec(value) {
+        Ok(body) => with_json(status, body),
+        Err(_) => empty(StatusCode::INTERNAL_SERVER_ERROR),
+    }
+}
+
+/// An answer without a body.
+pub(crate) fn empty(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    response
+}

@@ -1,0 +1,313 @@
+//! Putting a gateway together, and taking it down in order.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tandem_engines::{Engines, HttpClient, TlsError};
+use tandem_scheduler::{Input, Scheduler, SchedulerConfig};
+use tandem_types::WorkerId;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::app::{App, Shared};
+use crate::body::{BodyMemory, Reading};
+use crate::clock::Clock;
+use crate::config::Resolved;
+use crate::explain::Decisions;
+use crate::metrics::{Family, Metrics};
+use crate::server::{Server, TlsKeys, TlsKeysError, bind};
+use crate::tee::Tee;
+use crate::trace_log::{OpenError, Opening, TraceLog};
+use crate::{admin, owner, tool_events};
+
+/// Changes of engines that may wait for the scheduler.
+const ENGINE_EVENTS: usize = 4096;
+
+/// Why a gateway does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A port.
+    #[error("cannot listen on {addr} ({what}): {source}")]
+    Listen {
+        /// For what.
+        what: &'static str,
+        /// Where.
+        addr: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// TLS towards clients.
+    #[error("tls: {0}")]
+    Tls(#[from] TlsKeysError),
+    /// TLS towards engines.
+    #[error("engine_tls: {0}")]
+    EngineTls(#[from] TlsError),
+    /// The scheduler's settings.
+    #[error(transparent)]
+    Scheduler(#[from] tandem_scheduler::ConfigError),
+    /// The trace.
+    #[error("trace: {0}")]
+    Trace(#[from] OpenError),
+    /// The recording of inputs.
+    #[error("record_inputs: cannot write {path}: {source}")]
+    Record {
+        /// Where to.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The address for tool events.
+    #[error("tool_events.zmq_endpoint: cannot bind {endpoint}: {reason}")]
+    ToolEvents {
+        /// Which.
+        endpoint: String,
+        /// Why.
+        reason: String,
+    },
+    /// The metrics' own settings, which no configuration can break.
+    #[error("metrics: {0}")]
+    Metrics(#[from] metrics_exporter_prometheus::BuildError),
+}
+
+/// A gateway that serves. Dropping it stops it at once; [`Gateway::begin_shutdown`] stops it in order.
+pub struct Gateway {
+    app: Arc<App>,
+    addr: SocketAddr,
+    admin_addr: SocketAddr,
+    metrics_addr: SocketAddr,
+    tls: Option<Arc<TlsKeys>>,
+    done: tokio::task::JoinHandle<()>,
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway").field("addr", &self.addr).finish_non_exhaustive()
+    }
+}
+
+#[derive(Serialize)]
+struct RecordingHeader<'a> {
+    config: &'a SchedulerConfig,
+    seed: u64,
+}
+
+impl Gateway {
+    /// Starts a gateway: binds its ports, opens its files, watches its engines. It serves when this returns;
+    /// turns wait for engines that are not ready yet. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(config: Resolved) -> Result<Self, StartError> {
+        let clock = Clock::start();
+        let metrics = Metrics::new()?;
+        let tls = match &config.tls {
+            Some(files) => Some(Arc::new(TlsKeys::read(files.clone())?)),
+            None => None,
+        };
+        let listener = listen(&config.listen, "inference").await?;
+        let admin_listener = listen(&config.admin, "admin api").await?;
+        let metrics_listener = listen(&config.metrics, "metrics").await?;
+        let addr = local(&listener, &config.listen);
+        let admin_addr = local(&admin_listener, &config.admin);
+        let metrics_addr = local(&metrics_listener, &config.metrics);
+        let trace = open_trace(&config, clock, &metrics)?;
+        let tools = match &config.tool_zmq {
+            Some(zmq) => Some(tool_events::bind(zmq).await?),
+            None => None,
+        };
+
+        let decisions = Decisions::default();
+        let client = HttpClient::new(&config.http)?;
+        let (events, engine_events) = mpsc::channel(ENGINE_EVENTS);
+        let engines = Engines::start(config.engines_config.clone(), client, config.engines.clone(), events);
+        let (owner, owner_task) = owner::new(owner::Parts {
+            scheduler: Scheduler::new(config.scheduler.clone(), config.seed)?,
+            engine_events,
+            clock,
+            metrics: metrics.clone(),
+            decisions: decisions.clone(),
+            tee: recording(&config, &metrics)?,
+            turns_max: config.max_concurrent_requests,
+        });
+        let reading = Reading {
+            memory: BodyMemory::new(config.limits.body_memory.0, metrics.clone()),
+            max: config.limits.max_payload_size.bytes(),
+            idle: config.timeouts.client_body_idle.0,
+        };
+        let app = Arc::new(App::new(Shared { config, clock, metrics, owner, engines, decisions, trace, reading }));
+        for engine in app.engines.list() {
+            let worker = WorkerId { engine: engine.id, rank: 0 };
+            app.owner.tell(Input::WorkerExpected { worker });
+        }
+
+        let owner_task = tokio::spawn(owner_task);
+        let helpers = Helpers { tasks: TaskTracker::new(), stop: CancellationToken::new() };
+        helpers.spawn(admin::serve_admin(Arc::clone(&app), admin_listener));
+        helpers.spawn(admin::serve_metrics(Arc::clone(&app), metrics_listener));
+        helpers.spawn(upkeep(Arc::clone(&app)));
+        if let Some(tools) = tools {
+            helpers.spawn(tools.run(Arc::clone(&app)));
+        }
+        let stop = CancellationToken::new();
+        let server =
+            Server { app: Arc::clone(&app), listener, tls: tls.clone(), stop: stop.clone() };
+        let server = tokio::spawn(server.run());
+        let done = tokio::spawn(way_down(Arc::clone(&app), stop, server, owner_task, helpers));
+        tracing::info!(%addr, admin = %admin_addr, metrics = %metrics_addr, "serving");
+        Ok(Self { app, addr, admin_addr, metrics_addr, tls, done })
+    }
+
+    /// Where inference calls are taken.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Where the admin API is.
+    #[must_use]
+    pub const fn admin_addr(&self) -> SocketAddr {
+        self.admin_addr
+    }
+
+    /// Where Prometheus scrapes.
+    #[must_use]
+    pub const fn metrics_addr(&self) -> SocketAddr {
+        self.metrics_addr
+    }
+
+    /// Reads the TLS certificate and key again. Without TLS, nothing happens.
+    ///
+    /// # Errors
+    /// [`TlsKeysError`]; the old ones stay in use.
+    pub fn reload_tls(&self) -> Result<(), TlsKeysError> {
+        self.tls.as_ref().map_or(Ok(()), |keys| keys.reload())
+    }
+
+    /// Begins an orderly end: readiness goes, no new connections, calls under way finish within the grace.
+    pub fn begin_shutdown(&self) {
+        self.app.draining.cancel();
+    }
+
+    /// Ends the grace: what is still under way is cut, and told as cancelled in the trace.
+    pub fn abort(&self) {
+        self.app.draining.cancel();
+        self.app.aborting.cancel();
+    }
+
+    /// Waits for the end: connections closed, trace on disk. [`Gateway::begin_shutdown`] leads to it.
+    pub async fn wait(mut self) {
+        if let Err(error) = (&mut self.done).await {
+            tracing::error!(%error, "the gateway did not end orderly");
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.app.draining.cancel();
+        self.app.aborting.cancel();
+    }
+}
+
+async fn listen(
+    listen: &crate::config::Listen,
+    what: &'static str,
+) -> Result<tokio::net::TcpListener, StartError> {
+    bind(listen, what).await.map_err(|source| StartError::Listen { what, addr: listen.addr, source })
+}
+
+fn local(listener: &tokio::net::TcpListener, listen: &crate::config::Listen) -> SocketAddr {
+    listener.local_addr().unwrap_or(listen.addr)
+}
+
+fn open_trace(config: &Resolved, clock: Clock, metrics: &Metrics) -> Result<TraceLog, StartError> {
+    let Some(trace) = &config.trace else { return Ok(TraceLog::default()) };
+    let log = TraceLog::open(Opening {
+        config: trace,
+        block_size: config.trace_block_size,
+        policy: &config.scheduler.policy,
+        clock,
+        metrics: metrics.clone(),
+        more: Vec::new(),
+    })?;
+    Ok(log)
+}
+
+fn recording(config: &Resolved, metrics: &Metrics) -> Result<Option<Tee>, StartError> {
+    let Some(path) = &config.record_inputs else { return Ok(None) };
+    let header = RecordingHeader { config: &config.scheduler, seed: config.seed };
+    Tee::start(path, &header, metrics.clone())
+        .map(Some)
+        .map_err(|source| StartError::Record { path: path.display().to_string(), source })
+}
+
+/// Tasks beside the serving of calls, stopped at the end.
+struct Helpers {
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Helpers {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+}
+
+/// Keeps metrics in shape between scrapes.
+async fn upkeep(app: Arc<App>) {
+    let mut ticks = tokio::time::interval(Duration::from_secs(5));
+    loop {
+        ticks.tick().await;
+        app.metrics.upkeep();
+        admin::count_workers(&app);
+    }
+}
+
+/// Waits for the shutdown to begin, then ends everything in the order in which it depends on each other.
+async fn way_down(
+    app: Arc<App>,
+    stop: CancellationToken,
+    mut server: tokio::task::JoinHandle<()>,
+    owner: tokio::task::JoinHandle<()>,
+    helpers: Helpers,
+) {
+    app.draining.cancelled().await;
+    let timeouts = &app.config.timeouts;
+    tracing::info!(grace = %timeouts.shutdown_grace, "shutting down");
+    tokio::select! {
+        () = tokio::time::sleep(timeouts.shutdown_delay.0) => {}
+        () = app.aborting.cancelled() => {}
+    }
+    stop.cancel();
+    tokio::select! {
+        _ = &mut server => {}
+        () = tokio::time::sleep(timeouts.shutdown_grace.0) => tracing::warn!("the grace is over, calls are cut"),
+        () = app.aborting.cancelled() => {}
+    }
+    app.aborting.cancel();
+    if !server.is_finished() {
+        let _ = server.await;
+    }
+    app.engines.shutdown().await;
+    app.trace.close().await;
+    helpers.stop.cancel();
+    helpers.tasks.close();
+    helpers.tasks.wait().await;
+    app.metrics.set(Family::TurnsInFlight, &[], 0);
+    // The owner lives as long as somebody can reach it; the app goes with this function's end and the handles
+    // of callers, so its task is told to end.
+    app.owner.close().await;
+    let _ = owner.await;
+    tracing::info!("stopped");
+}

@@ -1,0 +1,319 @@
+//! The trace's writer thread and the way to it.
+//!
+//! - Inputs: finished turns, decisions, holds, tool events. Output: rows in the sinks of the configuration.
+//! - Invariants: I-LOG-1 the request path never waits for a disk: a full queue loses the row, and the loss is
+//!   counted in the metrics and in the file itself; I-LOG-2 block hashes are made on the writer's thread;
+//!   I-LOG-3 closing waits until everything that was accepted is written.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tandem_scheduler::{Decision, HoldReason};
+use tandem_trace::config::{Records, TraceConfig};
+use tandem_trace::record::{
+    AdmissionAction, AdmissionEvent, CandidateScore, OwnKind, RoutingEvent, TraceStart,
+};
+use tandem_trace::writer::{Fanout, Sink, SinkError, Stream};
+use tandem_trace::{OwnEvent, Record, TraceRow, files, hash};
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::task::TaskTracker;
+
+use crate::clock::{Clock, unix_ms};
+use crate::metrics::{Family, Metrics};
+use crate::turn::{Story, hold_word};
+
+/// Prompts that may be rendered in the background at once.
+const RENDERS_MAX: usize = 64;
+
+/// How long a row waits for the tokens of its prompt when the turn is over.
+const RENDER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The tokens of a prompt.
+#[derive(Default)]
+pub(crate) enum PromptTokens {
+    /// Not known.
+    #[default]
+    Unknown,
+    /// These.
+    Known(Vec<u32>),
+    /// An engine is being asked.
+    Asked(oneshot::Receiver<Vec<u32>>),
+}
+
+/// A turn that is over.
+pub(crate) struct Finished {
+    pub(crate) record: Record,
+    pub(crate) prompt: PromptTokens,
+    pub(crate) output: Vec<u32>,
+}
+
+enum Job {
+    Row(TraceRow),
+    Turn { record: Box<Record>, prompt: Vec<u32>, output: Vec<u32> },
+    Close,
+}
+
+/// A way to the writer; does nothing when tracing is off. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct TraceLog {
+    shared: Option<Arc<Shared>>,
+}
+
+struct Shared {
+    jobs: SyncSender<Job>,
+    lost: Arc<AtomicU64>,
+    metrics: Metrics,
+    records: Records,
+    renders: Arc<Semaphore>,
+    /// Rows that wait for tokens.
+    waiting: TaskTracker,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the log is opened with.
+pub(crate) struct Opening<'a> {
+    pub(crate) config: &'a TraceConfig,
+    pub(crate) block_size: NonZeroU32,
+    pub(crate) policy: &'a str,
+    pub(crate) clock: Clock,
+    pub(crate) metrics: Metrics,
+    /// Sinks beside those of the trace crate.
+    pub(crate) more: Vec<Box<dyn Sink + Send>>,
+}
+
+impl TraceLog {
+    /// Opens the sinks and starts the writer.
+    pub(crate) fn open(opening: Opening<'_>) -> Result<Self, OpenError> {
+        let Opening { config, block_size, policy, clock, metrics, more } = opening;
+        let mut fanout = files::open_sinks(config, clock.now(), Box::new(std::io::stderr()))?;
+        for sink in more {
+            fanout.add(Stream::Both, sink);
+        }
+        let start = TraceStart {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            policy: Some(policy.to_owned()),
+            rows: config.rows,
+            trace_block_size: Some(block_size.get()),
+        };
+        fanout.start(clock.now(), unix_ms(), start);
+        let (jobs, waiting) = sync_channel(config.capacity);
+        let lost = Arc::new(AtomicU64::new(0));
+        let writer = Writer {
+            fanout,
+            clock,
+            block_size,
+            output_hashes: config.output_hashes,
+            lost: Arc::clone(&lost),
+            metrics: metrics.clone(),
+            lost_before: 0,
+        };
+        let writer = std::thread::Builder::new()
+            .name("tandem-trace".to_owned())
+            .spawn(move || writer.run(&waiting))
+            .map_err(OpenError::Thread)?;
+        let shared = Shared {
+            jobs,
+            lost,
+            metrics,
+            records: config.records,
+            renders: Arc::new(Semaphore::new(RENDERS_MAX)),
+            waiting: TaskTracker::new(),
+            writer: Mutex::new(Some(writer)),
+        };
+        Ok(Self { shared: Some(Arc::new(shared)) })
+    }
+
+    /// Whether rows are written at all.
+    pub(crate) const fn enabled(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Room for one more background look-up of a prompt's tokens.
+    pub(crate) fn render_slot(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        let shared = self.shared.as_ref()?;
+        Arc::clone(&shared.renders).try_acquire_owned().ok()
+    }
+
+    /// A turn is over.
+    pub(crate) fn finished(&self, turn: Finished) {
+        let Some(shared) = &self.shared else { return };
+        if !shared.records.request_end {
+            return;
+        }
+        let Finished { record, prompt, output } = turn;
+        let record = Box::new(record);
+        match prompt {
+            PromptTokens::Unknown => shared.send(Job::Turn { record, prompt: Vec::new(), output }),
+            PromptTokens::Known(prompt) => shared.send(Job::Turn { record, prompt, output }),
+            PromptTokens::Asked(answer) => {
+                let log = Arc::clone(shared);
+                shared.waiting.spawn(async move {
+                    let prompt = tokio::time::timeout(RENDER_PATIENCE, answer).await;
+                    let prompt = prompt.ok().and_then(Result::ok).unwrap_or_default();
+                    log.send(Job::Turn { record, prompt, output });
+                });
+            }
+        }
+    }
+
+    /// A worker was chosen.
+    pub(crate) fn routed(&self, story: &Story, decision: &Decision) {
+        let Some(shared) = self.decisions() else { return };
+        let event = RoutingEvent {
+            request_id: story.request_id.to_string(),
+            session_id: story.session_id().map(str::to_owned),
+            policy: decision.policy.clone(),
+            worker: decision.worker.into(),
+            reason: decision.reason.clone(),
+            attempt: decision.attempt,
+            held_ms: decision.held.as_secs_f64() * 1e3,
+            candidates: decision
+                .candidates
+                .iter()
+                .map(|(worker, score)| CandidateScore {
+                    worker: (*worker).into(),
+                    score: score.is_finite().then_some(*score),
+                })
+                .collect(),
+        };
+        shared.send(Job::Row(OwnEvent::new(unix_ms(), OwnKind::Routing(event)).into()));
+    }
+
+    /// A turn waits.
+    pub(crate) fn held(&self, story: &Story, reason: HoldReason, position: u32) {
+        let Some(shared) = self.decisions() else { return };
+        let event = AdmissionEvent {
+            request_id: story.request_id.to_string(),
+            session_id: story.session_id().map(str::to_owned),
+            action: AdmissionAction::Held,
+            reason: Some(hold_word(reason).to_owned()),
+            position: Some(position),
+            retry_after_s: None,
+            superseded_by: None,
+        };
+        shared.send(Job::Row(OwnEvent::new(unix_ms(), OwnKind::Admission(event)).into()));
+    }
+
+    /// Rows of tools; false when tracing (or tracing of tools) is off.
+    pub(crate) fn tools(&self, records: Vec<Record>) -> bool {
+        let Some(shared) = self.shared.as_ref().filter(|shared| shared.records.tool) else { return false };
+        for record in records {
+            shared.send(Job::Row(record.into()));
+        }
+        true
+    }
+
+    fn decisions(&self) -> Option<&Arc<Shared>> {
+        self.shared.as_ref().filter(|shared| shared.records.decision)
+    }
+
+    /// Waits for the rows that are on their way, and closes the files.
+    pub(crate) async fn close(&self) {
+        let Some(shared) = &self.shared else { return };
+        shared.waiting.close();
+        shared.waiting.wait().await;
+        let writer = shared.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(writer) = writer else { return };
+        let jobs = shared.jobs.clone();
+        let closed = tokio::task::spawn_blocking(move || {
+            let _ = jobs.send(Job::Close);
+            writer.join()
+        });
+        if !matches!(closed.await, Ok(Ok(()))) {
+            tracing::error!("the trace's writer did not end orderly");
+        }
+    }
+}
+
+/// Why a trace cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A sink.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// The writer's thread.
+    #[error("cannot start the trace's writer: {0}")]
+    Thread(std::io::Error),
+}
+
+impl Shared {
+    fn send(&self, job: Job) {
+        match self.jobs.try_send(job) {
+            Ok(()) => self.metrics.inc(Family::TraceRows, &[]),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                self.metrics.inc(Family::TraceRowsLost, &[]);
+            }
+        }
+    }
+}
+
+struct Writer {
+    fanout: Fanout,
+    clock: Clock,
+    block_size: NonZeroU32,
+    output_hashes: bool,
+    lost: Arc<AtomicU64>,
+    metrics: Metrics,
+    /// What the sinks themselves had lost at the last look.
+    lost_before: u64,
+}
+
+impl Writer {
+    fn run(mut self, jobs: &Receiver<Job>) {
+        loop {
+            let job = match self.fanout.next_deadline() {
+                None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => jobs.recv_timeout(at.since(self.clock.now())),
+            };
+            let lost = self.lost.swap(0, Ordering::Relaxed);
+            if lost > 0 {
+                self.fanout.lost(lost);
+            }
+            match job {
+                Ok(Job::Row(row)) => self.fanout.record(self.clock.now(), row),
+                Ok(Job::Turn { record, prompt, output }) => self.turn(*record, &prompt, &output),
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(Job::Close) | Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.fanout.tick(self.clock.now());
+            self.count_sink_losses();
+        }
+        let now = self.clock.now();
+        for report in self.fanout.close(now, unix_ms()) {
+            let lost = report.report.lost.total();
+            match report.error {
+                Some(error) => tracing::error!(%error, sink = report.report.name, lost, "trace rows lost"),
+                None => tracing::debug!(
+                    sink = report.report.name,
+                    rows = report.report.rows_written,
+                    lost,
+                    "trace closed"
+                ),
+            }
+        }
+    }
+
+    fn turn(&mut self, mut record: Record, prompt: &[u32], output: &[u32]) {
+        if !prompt.is_empty() {
+            let output = if self.output_hashes { output } else { &[] };
+            if let Some(request) = &mut record.request {
+                request.replay = Some(hash::replay(prompt, output, self.block_size));
+            }
+        }
+        self.fanout.record(self.clock.now(), record.into());
+    }
+
+    fn count_sink_losses(&mut self) {
+        let lost = self.fanout.lost_so_far();
+        let own = lost.io + lost.unfit;
+        if own > self.lost_before {
+            self.metrics.count(Family::TraceRowsLost, &[], own - self.lost_before);
+            self.lost_before = own;
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! From a turn in the scheduler's hands to an answer: holding, dispatching, trying again.
+//!
+//! - Inputs: the turn's effects; the engines. Output: an [`Obtained`].
+//! - Invariants: I-FLT-1 at most one try is under way, and it is dropped (which closes its connection) before
+//!   the scheduler hears that it failed; I-FLT-2 a refusal of the request by an engine (4xx) passes and is not
+//!   tried again; I-FLT-3 dropping the future ends everything.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::response::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tandem_dialect::{AnswerFacts, ErrorKind, UsageFilter, observe_body};
+use tandem_engines::{SendError, SendErrorKind, Target, full, request_headers};
+use tandem_scheduler::{DispatchFailure, FailureKind, RejectReason};
+use tandem_types::{Dialect, EngineKind, WorkerId};
+use tokio::sync::mpsc;
+
+use super::story::End;
+use super::Turn;
+use crate::app::{App, UniqueId};
+use crate::body::Reserved;
+use crate::metrics::Family;
+use crate::owner::TurnEffect;
+
+/// A call as it goes to engines, once or several times.
+pub(crate) struct Call {
+    pub(crate) dialect: Dialect,
+    /// Path and query as the client sent them.
+    pub(crate) target: String,
+    /// The client's headers.
+    pub(crate) headers: HeaderMap,
+    /// The body with our edits.
+    pub(crate) body: Bytes,
+    /// Its share of the body memory.
+    pub(crate) _memory: Reserved,
+    /// Usage was asked for on the client's behalf and is to be taken out.
+    pub(crate) strip_usage: bool,
+    pub(crate) choices: u32,
+    pub(crate) model: Option<String>,
+    /// The request id for engines.
+    pub(crate) engine_id: UniqueId,
+}
+
+/// How a turn came out of its flight.
+pub(crate) enum Obtained {
+    /// An event stream begins.
+    Stream(Parts, Incoming, UsageFilter),
+    /// An answer that does not stream, whole.
+    Whole(Parts, Bytes, AnswerFacts),
+    /// An answer that does not stream and is too large to wait for: what came so far, and the rest.
+    Large(Parts, Bytes, Incoming),
+    /// No answer: say so in the dialect's form.
+    Refused(Refusal),
+    /// No answer from us, but an engine said something: pass that on.
+    LastAnswer(Parts, Bytes, u64),
+}
+
+/// A refusal of ours.
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal {
+    pub(crate) kind: ErrorKind,
+    pub(crate) message: String,
+    /// Whole seconds.
+    pub(crate) retry_after: Option<u64>,
+}
+
+/// A flight under way, with its turn inside.
+pub(crate) type Flight = Pin<Box<dyn Future<Output = (Turn, Obtained)> + Send>>;
+
+/// The flight of a turn that just arrived.
+pub(crate) fn fly(turn: Turn, call: Arc<Call>) -> Flight {
+    Box::pin(obtain(turn, call, None))
+}
+
+/// The flight of a turn whose answer broke off before its first byte.
+pub(crate) fn fly_again(turn: Turn, call: Arc<Call>, failure: DispatchFailure) -> Flight {
+    Box::pin(async move {
+        turn.app.metrics.inc(Family::DispatchFailures, &[("kind", failure_word(failure.kind))]);
+        turn.app.owner.failed(turn.id, failure).await;
+        obtain(turn, call, None).await
+    })
+}
+
+/// An engine's refusal that may be all that a client gets in the end.
+type LastAnswer = Option<(Parts, Bytes)>;
+
+/// Why a try gave no answer.
+struct TryFailed {
+    failure: DispatchFailure,
+    last: LastAnswer,
+    text: String,
+}
+
+async fn obtain(mut turn: Turn, call: Arc<Call>, mut last: LastAnswer) -> (Turn, Obtained) {
+    let mut trouble = String::new();
+    loop {
+        let deadline = turn.deadline;
+        let effect = tokio::select! {
+            biased;
+            effect = turn.effects.recv() => effect,
+            () = tokio::time::sleep_until(deadline.into()) => return timed_out(turn),
+        };
+        match effect {
+            None => {
+                let refusal = refusal(ErrorKind::ShuttingDown, "the server is shutting down", Some(5));
+                turn.end(End::Rejected { reason: "shutdown", kind: ErrorKind::ShuttingDown }, None);
+                return (turn, Obtained::Refused(refusal));
+            }
+            Some(TurnEffect::Hold { reason, position }) => turn.held(reason, position),
+            Some(TurnEffect::Decided(decision)) => turn.decided(decision),
+            Some(TurnEffect::Reject { reason, retry_after }) => {
+                return rejected(turn, reason, retry_after, last, &trouble);
+            }
+            Some(TurnEffect::Superseded { by }) => return superseded(turn, by),
+            Some(TurnEffect::Dispatch { worker, attempt, delay }) => {
+                turn.dispatched(worker, attempt);
+                let got = tokio::select! {
+                    biased;
+                    by = overtaken(&mut turn.effects) => return superseded(turn, by),
+                    got = try_worker(&turn.app, &call, worker, delay) => got,
+                    () = tokio::time::sleep_until(deadline.into()) => return timed_out(turn),
+                };
+                match got {
+                    Ok(obtained) => {
+                        turn.app.owner.started(turn.id);
+                        return (turn, obtained);
+                    }
+                    Err(failed) => {
+                        let kind = failure_word(failed.failure.kind);
+                        turn.app.metrics.inc(Family::DispatchFailures, &[("kind", kind)]);
+                        tracing::warn!(turn = turn.id.0, %worker, attempt, kind, error = %failed.text, "try failed");
+                        turn.app.engines.suspect(worker.engine);
+                        turn.story.failures.push(kind);
+                        turn.app.owner.failed(turn.id, failed.failure).await;
+                        last = failed.last.or(last);
+                        trouble = failed.text;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Waits until the turn is superseded. Nothing else can come while a try is under way.
+async fn overtaken(effects: &mut mpsc::UnboundedReceiver<TurnEffect>) -> tandem_types::TurnId {
+    loop {
+        match effects.recv().await {
+            Some(TurnEffect::Superseded { by }) => return by,
+            Some(_) => {}
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn refusal(kind: ErrorKind, message: impl Into<String>, retry_after: Option<u64>) -> Refusal {
+    Refusal { kind, message: message.into(), retry_after }
+}
+
+fn timed_out(mut turn: Turn) -> (Turn, Obtained) {
+    turn.end(End::TimedOut, None);
+    let message = "the call took longer than this server allows";
+    (turn, Obtained::Refused(refusal(ErrorKind::UpstreamTimeout, message, None)))
+}
+
+fn superseded(mut turn: Turn, by: tandem_types::TurnId) -> (Turn, Obtained) {
+    turn.app.metrics.inc(Family::Superseded, &[]);
+    turn.end(End::Superseded { by }, None);
+    // The client has most likely left this connection. One that has not must not try again: each of its two
+    // connections would take the turn from the other.
+    let message = "the same call came again on another connection, which gets the answer";
+    (turn, Obtained::Refused(refusal(ErrorKind::BadRequest, message, None)))
+}
+
+fn rejected(
+    mut turn: Turn,
+    reason: RejectReason,
+    retry_after: Duration,
+    last: LastAnswer,
+    trouble: &str,
+) -> (Turn, Obtained) {
+    let seconds = retry_after.as_secs().clamp(5, 60);
+    let (word, kind) = reject_words(reason);
+    turn.app.metrics.inc(Family::Rejections, &[("reason", word)]);
+    let exhausted = matches!(reason, RejectReason::AttemptsExhausted(_));
+    if let (true, Some((parts, body))) = (exhausted, last) {
+        turn.story.status = Some(parts.status.as_u16());
+        turn.end(End::Rejected { reason: word, kind }, None);
+        return (turn, Obtained::LastAnswer(parts, body, seconds));
+    }
+    let message = match reason {
+        RejectReason::QueueFull => "too many turns wait for a worker already".to_owned(),
+        RejectReason::HoldExpired => match turn.story.hold {
+            Some((reason, place)) => format!(
+                "no worker became free in time ({}, place {place} in the queue)",
+                super::hold_word(reason)
+            ),
+            None => "no worker became free in time".to_owned(),
+        },
+        RejectReason::NoWorker => "no worker is ready".to_owned(),
+        RejectReason::UnknownModel => match &turn.story.model {
+            Some(model) => format!("no engine serves the model `{model}`"),
+            None => "no engine serves this call".to_owned(),
+        },
+        RejectReason::AttemptsExhausted(_) => format!("no engine could answer: {trouble}"),
+    };
+    let retry_after = (kind != ErrorKind::ModelNotFound).then_some(seconds);
+    turn.end(End::Rejected { reason: word, kind }, None);
+    (turn, Obtained::Refused(refusal(kind, message, retry_after)))
+}
+
+const fn reject_words(reason: RejectReason) -> (&'static str, ErrorKind) {
+    match reason {
+        RejectReason::QueueFull => ("queue_full", ErrorKind::QueueFull),
+        RejectReason::HoldExpired => ("hold_expired", ErrorKind::HoldExpired),
+        RejectReason::NoWorker => ("no_worker", ErrorKind::NoWorker),
+        RejectReason::UnknownModel => ("unknown_model", ErrorKind::ModelNotFound),
+        RejectReason::AttemptsExhausted(FailureKind::Timeout) => {
+            ("attempts_exhausted", ErrorKind::UpstreamTimeout)
+        }
+        RejectReason::AttemptsExhausted(FailureKind::Connect) => ("attempts_exhausted", ErrorKind::NoWorker),
+        RejectReason::AttemptsExhausted(_) => ("attempts_exhausted", ErrorKind::UpstreamFailed),
+    }
+}
+
+pub(super) const fn failure_word(kind: FailureKind) -> &'static str {
+    match kind {
+        FailureKind::Connect => "connect",
+        FailureKind::Disconnected => "disconnected",
+        FailureKind::Timeout => "timeout",
+        FailureKind::ServerError => "server_error",
+        FailureKind::Overloaded => "overloaded",
+        FailureKind::Garbage => "garbage",
+    }
+}
+
+fn failed(kind: FailureKind, text: impl Into<String>) -> TryFailed {
+    TryFailed { failure: DispatchFailure { kind, retryable: true }, last: None, text: text.into() }
+}
+
+/// Largest error answer of an engine that is kept.
+const ERROR_BODY_MAX: usize = 1 << 20;
+
+async fn try_worker(
+    app: &App,
+    call: &Call,
+    worker: WorkerId,
+    delay: Duration,
+) -> Result<Obtained, TryFailed> {
+    if !delay.is_zero() {
+        tokio::time::sleep(delay).await;
+    }
+    let Some(target) = app.engines.target(worker) else {
+        return Err(failed(FailureKind::Connect, "the engine left"));
+    };
+    let request = engine_request(app, call, &target)?;
+    let head_timeout = app.config.timeouts.response_head.0;
+    let response = app.engines.client().send_within(request, head_timeout).await.map_err(|e| unsent(&e))?;
+    let idle = app.config.timeouts.stream_idle.0;
+    let (parts, body) = response.into_parts();
+    if let Some(kind) = engine_failure(parts.status) {
+        let text = format!("status {}", parts.status.as_u16());
+        let last = match collect(body, ERROR_BODY_MAX, app.config.timeouts.small_call.0).await {
+            Ok(Collected::Whole(bytes)) => Some((parts, bytes)),
+            Ok(Collected::Large(..)) | Err(_) => None,
+        };
+        return Err(TryFailed { last, ..failed(kind, text) });
+    }
+    if parts.status.is_success() && is_event_stream(&parts.headers) {
+        return Ok(Obtained::Stream(parts, body, usage_filter(call, &target)));
+    }
+    match collect(body, app.config.limits.answer_buffer.bytes(), idle).await {
+        Ok(Collected::Whole(bytes)) => {
+            let facts = observe_body(call.dialect, &bytes);
+            Ok(Obtained::Whole(parts, bytes, facts))
+        }
+        Ok(Collected::Large(bytes, rest)) => Ok(Obtained::Large(parts, bytes, rest)),
+        Err(failed) => Err(failed),
+    }
+}
+
+fn usage_filter(call: &Call, target: &Target) -> UsageFilter {
+    match (call.strip_usage, target.kind) {
+        (false, _) => UsageFilter::Keep,
+        (true, EngineKind::Vllm | EngineKind::Sglang) => UsageFilter::DropChunk,
+        (true, EngineKind::OpenAi) => UsageFilter::DropChunkAndNulls,
+    }
+}
+
+fn unsent(error: &SendError) -> TryFailed {
+    let kind = match error.kind {
+        SendErrorKind::Connect | SendErrorKind::Request | SendErrorKind::Body => FailureKind::Connect,
+        SendErrorKind::Disconnected => FailureKind::Disconnected,
+        SendErrorKind::Timeout => FailureKind::Timeout,
+        SendErrorKind::Garbage => FailureKind::Garbage,
+    };
+    failed(kind, error.to_string())
+}
+
+/// Statuses that say something about the engine and not about the request.
+fn engine_failure(status: StatusCode) -> Option<FailureKind> {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Some(FailureKind::Overloaded),
+        StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED => None,
+        _ => status.is_server_error().then_some(FailureKind::ServerError),
+    }
+}
+
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|text| text.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
+}
+
+fn engine_request(
+    app: &App,
+    call: &Call,
+    target: &Target,
+) -> Result<Request<tandem_engines::Body>, TryFailed> {
+    let uri = target.base.uri(&call.target).map_err(|e| failed(FailureKind::Connect, e.to_string()))?;
+    let mut request = Request::new(full(call.body.clone()));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri;
+    *request.headers_mut() = engine_headers(app, &call.headers, target);
+    if let Ok(id) = HeaderValue::from_str(call.engine_id.as_str()) {
+        request.headers_mut().insert(X_REQUEST_ID, id);
+    }
+    Ok(request)
+}
+
+/// The header of request ids.
+pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A client's headers as `target` gets them.
+pub(crate) fn engine_headers(app: &App, from: &HeaderMap, target: &Target) -> HeaderMap {
+    let mut headers = request_headers(from, target.authorization());
+    if target.authorization().is_none() && !app.config.forward_authorization {
+        headers.remove(header::AUTHORIZATION);
+        headers.remove("x-api-key");
+    }
+    if let Some(trusted) = &app.config.tenancy.trusted_header {
+        headers.remove(trusted);
+    }
+    target.apply(&mut headers);
+    headers
+}
+
+enum Collected {
+    Whole(Bytes),
+    Large(Bytes, Incoming),
+}
+
+/// Reads an answer up to `max` bytes, with at most `idle` of silence.
+async fn collect(mut body: Incoming, max: usize, idle: Duration) -> Result<Collected, TryFailed> {
+    let mut first: Option<Bytes> = None;
+    let mut all = BytesMut::new();
+    loop {
+        let frame = match tokio::time::timeout(idle, body.frame()).await {
+            Err(_) => return Err(failed(FailureKind::Timeout, "the answer stopped")),
+            Ok(None) => break,
+            Ok(Some(Err(error))) => {
+                return Err(failed(FailureKind::Disconnected, format!("the answer broke off: {error}")));
+            }
+            Ok(Some(Ok(frame))) => frame,
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        match first.take() {
+            None if all.is_empty() => first = Some(data),
+            None => all.extend_from_slice(&data),
+            Some(head) => {
+                all.extend_from_slice(&head);
+                all.extend_from_slice(&data);
+            }
+        }
+        if all.len() + first.as_ref().map_or(0, Bytes::len) > max {
+            return Ok(Collected::Large(first.unwrap_or_else(|| all.freeze()), body));
+        }
+    }
+    Ok(Collected::Whole(first.unwrap_or_else(|| all.freeze())))
+}

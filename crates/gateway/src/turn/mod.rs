@@ -1,0 +1,143 @@
+//! A turn from its arrival to its end.
+//!
+//! Phases, one module each: [`prepare`] (body, identity, edits), [`flight`] (hold, dispatch, retry, until there
+//! is an answer), [`stream`] (the answer on its way to the client), [`story`] (what is told of it: trace row,
+//! metrics, log).
+//!
+//! Invariants: I-TRN-1 a turn that arrived ends exactly once, whatever becomes of its tasks: [`Turn`] is a
+//! guard, and dropping it without an end means that the client is gone; I-TRN-2 each end gives one trace row;
+//! I-TRN-3 nothing is sent to a second worker once a byte of an answer went to the client.
+
+mod answer;
+pub(crate) mod flight;
+pub(crate) mod prepare;
+mod story;
+mod stream;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tandem_dialect::AnswerFacts;
+use tandem_scheduler::{Decision, HoldReason, TurnOutcome, TurnResult};
+use tandem_types::{Dialect, TenantId, TurnId, WorkerId};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use crate::app::App;
+use crate::body::Body;
+use crate::metrics::Family;
+use crate::owner::{LastWord, TurnEffect};
+use crate::respond::RequestIdentity;
+
+pub(crate) use story::{End, Story};
+pub(crate) use stream::StreamBody;
+
+/// Serves one call of an inference route.
+pub(crate) async fn serve(
+    app: &Arc<App>,
+    dialect: Dialect,
+    tenant: TenantId,
+    ids: &RequestIdentity,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    let (turn, call) = match prepare::prepare(app, dialect, tenant, ids, request).await {
+        Ok(ready) => ready,
+        Err(refused) => return *refused,
+    };
+    answer::answer(turn, call).await
+}
+
+/// A turn under way. Ends as [`End::ClientGone`] when it is dropped.
+pub(crate) struct Turn {
+    app: Arc<App>,
+    id: TurnId,
+    effects: mpsc::UnboundedReceiver<TurnEffect>,
+    last_word: Option<LastWord>,
+    story: Story,
+    /// When the call's whole time is over.
+    deadline: Instant,
+    /// Its share of the calls that are served at once.
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Turn {
+    /// The turn waits for a worker.
+    fn held(&mut self, reason: HoldReason, position: u32) {
+        if self.story.held_since.is_none() {
+            self.story.held_since = Some(Instant::now());
+            self.app.metrics.inc(Family::Holds, &[("reason", hold_word(reason))]);
+            self.app.metrics.shift(Family::TurnsHeld, 1.0);
+            self.app.trace.held(&self.story, reason, position);
+        }
+        self.story.hold = Some((reason, position));
+    }
+
+    /// It waits no longer.
+    fn let_go(&mut self) {
+        if let Some(since) = self.story.held_since.take() {
+            self.story.held += since.elapsed();
+            self.app.metrics.shift(Family::TurnsHeld, -1.0);
+            self.app.metrics.lasted(Family::HoldSeconds, &[], since.elapsed());
+        }
+    }
+
+    fn decided(&mut self, decision: Arc<Decision>) {
+        self.app.trace.routed(&self.story, &decision);
+        self.story.decision = Some(decision);
+    }
+
+    fn dispatched(&mut self, worker: WorkerId, attempt: u32) {
+        self.let_go();
+        self.story.dispatched(worker, attempt, self.app.clock.now());
+        let attempt = if attempt == 1 { "first" } else { "retry" };
+        self.app.metrics.inc(Family::Dispatches, &[("attempt", attempt)]);
+        self.app.metrics.inc(Family::WorkerTurns, &[("worker", &worker.to_string())]);
+    }
+
+    /// The first byte of the answer is on its way to the client.
+    fn first_byte(&mut self) {
+        self.app.owner.first_token(self.id);
+        self.story.first_byte(self.app.clock.now());
+    }
+
+    /// The turn is over. Later calls, and dropping it, change nothing.
+    fn end(&mut self, end: End, facts: Option<&AnswerFacts>) {
+        let Some(last_word) = self.last_word.take() else { return };
+        self.let_go();
+        match &end {
+            End::Finished | End::Refused | End::Failed { .. } => {
+                last_word.ended(self.id, outcome(&end, facts));
+            }
+            // The scheduler has ended these itself.
+            End::Rejected { .. } | End::Superseded { .. } => drop(last_word),
+            End::ClientGone | End::TimedOut => last_word.client_gone(self.id),
+        }
+        self.story.told(&self.app, end, facts);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.end(End::ClientGone, None);
+    }
+}
+
+fn outcome(end: &End, facts: Option<&AnswerFacts>) -> TurnOutcome {
+    TurnOutcome {
+        result: match end {
+            End::Finished => TurnResult::Finished,
+            End::Refused => TurnResult::Refused,
+            _ => TurnResult::Failed,
+        },
+        usage: facts.and_then(|facts| facts.usage),
+        tool_calls: facts.map_or(0, |facts| u32::try_from(facts.tool_call_count).unwrap_or(u32::MAX)),
+    }
+}
+
+pub(crate) const fn hold_word(reason: HoldReason) -> &'static str {
+    match reason {
+        HoldReason::NoWorker => "no_worker",
+        HoldReason::WorkersFull => "workers_full",
+    }
+}

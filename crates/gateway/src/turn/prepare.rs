@@ -1,0 +1,261 @@
+//! From an HTTP request to a turn in the scheduler's hands: body, identity, edits, arrival.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, header};
+use hyper::body::Incoming;
+use sha2::{Digest as _, Sha256};
+use tandem_dialect::{BodyField, ErrorKind, ParsedRequest, apply_edits, parse_request};
+use tandem_identity::{Handling, Identity, RequestHead, hold_tolerance, hygiene, identify};
+use tandem_scheduler::TurnArrival;
+use tandem_trace::record::HygieneFound;
+use tandem_types::{BodyEdit, Dialect, TenantId, TurnFacts, TurnId};
+
+use super::Turn;
+use super::flight::Call;
+use super::story::{Beginning, Story};
+use crate::app::App;
+use crate::body::{Body, ReadError, Reserved};
+use crate::clock::unix_ms;
+use crate::metrics::Family;
+use crate::respond::{self, RequestIdentity};
+use crate::trace_log::PromptTokens;
+
+/// What a request came to, or the answer that refuses it.
+type Prepared = Result<(Turn, Arc<Call>), Box<Response<Body>>>;
+
+pub(super) async fn prepare(
+    app: &Arc<App>,
+    dialect: Dialect,
+    tenant: TenantId,
+    ids: &RequestIdentity,
+    request: Request<Incoming>,
+) -> Prepared {
+    let arrived = Instant::now();
+    let (received_unix_ms, received) = (unix_ms(), app.clock.now());
+    let refuse = |kind, message: &str, retry_after| {
+        Box::new(respond::error(app, Some(dialect), kind, message, retry_after))
+    };
+    if app.slots.available_permits() == 0 {
+        app.metrics.inc(Family::LimitHits, &[("limit", "max_concurrent_requests")]);
+    }
+    let Ok(slot) = Arc::clone(&app.slots).try_acquire_owned() else {
+        return Err(refuse(ErrorKind::QueueFull, "too many calls at once", Some(5)));
+    };
+    let (head, body) = request.into_parts();
+    let (body, memory) = match read(app, &head.headers, body).await {
+        Ok(read) => read,
+        Err((kind, message)) => {
+            let retry_after = kind.retry_after().then_some(5);
+            return Err(refuse(kind, &message, retry_after));
+        }
+    };
+    let complete = Instant::now();
+    let parsed = match parse_request(dialect, &body) {
+        Ok(parsed) => parsed,
+        Err(error) => return Err(refuse(error.kind(), &error.to_string(), None)),
+    };
+    let target = head.uri.path_and_query().map_or_else(|| head.uri.path().to_owned(), ToString::to_string);
+    let request_head = RequestHead { method: &head.method, path: &target, headers: &head.headers };
+    let identity = identify(&request_head, Some(&parsed.facts), &tenant, &app.config.identity);
+    count_identity(app, &identity);
+    let edited = edit(app, dialect, &tenant, &identity, &parsed, body);
+
+    let turn = app.next_turn();
+    app.decisions.name(turn, ids.own.clone());
+    let mut story = Story::begin(Beginning {
+        request_id: ids.own.clone(),
+        x_request_id: ids.client.clone(),
+        identity: &identity,
+        facts: &parsed.facts,
+        hygiene: edited.hygiene,
+        prompt: parsed.facts.prompt_tokens.clone().map_or(PromptTokens::Unknown, PromptTokens::Known),
+        received_unix_ms,
+        received,
+    });
+    story.tenant = tenant;
+    let hold_max = hold(app, &identity, &parsed, &mut story);
+    let call = Arc::new(Call {
+        dialect,
+        target,
+        headers: head.headers,
+        body: edited.body,
+        _memory: memory,
+        strip_usage: edited.strip_usage,
+        choices: parsed.answer_choices(),
+        model: parsed.facts.model.clone(),
+        engine_id: app.ids.claim(ids.client.as_ref(), &ids.own),
+    });
+    let arrival = arrival(turn, &identity, &parsed, hold_max);
+    app.metrics.lasted(Family::PrepareSeconds, &[], complete.elapsed());
+    match app.owner.arrive(arrival).await {
+        Ok((effects, last_word)) => {
+            app.metrics.shift(Family::TurnsInFlight, 1.0);
+            let turn = Turn {
+                app: Arc::clone(app),
+                id: turn,
+                effects,
+                last_word: Some(last_word),
+                story,
+                deadline: arrived + app.config.request_timeout,
+                _slot: slot,
+            };
+            Ok((turn, call))
+        }
+        Err(_) => Err(refuse(ErrorKind::ShuttingDown, "the server is shutting down", Some(5))),
+    }
+}
+
+/// Reads the body, or says why not.
+pub(crate) async fn read(
+    app: &App,
+    headers: &HeaderMap,
+    body: Incoming,
+) -> Result<(Bytes, Reserved), (ErrorKind, String)> {
+    let encoded = headers
+        .get(header::CONTENT_ENCODING)
+        .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if encoded {
+        let message = "compressed request bodies are not read here: send it without content-encoding";
+        return Err((ErrorKind::UnsupportedMedia, message.to_owned()));
+    }
+    match app.reading.read(body).await {
+        Ok(read) => Ok(read),
+        Err(error) => {
+            app.metrics.inc(Family::LimitHits, &[("limit", error.name())]);
+            Err(match error {
+                ReadError::TooLarge => {
+                    let max = app.config.limits.max_payload_size;
+                    (ErrorKind::TooLarge, format!("the request body is larger than {max}"))
+                }
+                ReadError::NoMemory => {
+                    (ErrorKind::QueueFull, "the memory for request bodies is full".to_owned())
+                }
+                ReadError::TooSlow => (ErrorKind::BadRequest, "the request body stopped coming".to_owned()),
+                ReadError::Broken => (ErrorKind::BadRequest, "the request body broke off".to_owned()),
+            })
+        }
+    }
+}
+
+fn count_identity(app: &App, identity: &Identity) {
+    let source = identity.source().map_or("none", source_word);
+    app.metrics.inc(Family::Identity, &[("source", source)]);
+    for warning in &identity.warnings {
+        let kind = match warning.kind {
+            tandem_identity::WarningKind::TooLong => "too_long",
+            tandem_identity::WarningKind::NotVisibleAscii => "not_visible_ascii",
+            tandem_identity::WarningKind::Malformed => "malformed",
+            tandem_identity::WarningKind::TooMany => "too_many",
+        };
+        app.metrics.inc(Family::IdentityWarnings, &[("field", warning.field), ("kind", kind)]);
+    }
+}
+
+const fn source_word(source: tandem_types::IdentitySource) -> &'static str {
+    use tandem_types::IdentitySource as Source;
+    match source {
+        Source::Canonical => "canonical",
+        Source::ClaudeCode => "claude_code",
+        Source::Codex => "codex",
+        Source::OpenCode => "open_code",
+        Source::GenericHeader => "generic_header",
+        Source::BodyField => "body_field",
+        Source::TraceParent => "trace_parent",
+    }
+}
+
+/// A body with our edits.
+struct Edited {
+    body: Bytes,
+    strip_usage: bool,
+    hygiene: Vec<HygieneFound>,
+}
+
+fn edit(
+    app: &App,
+    dialect: Dialect,
+    tenant: &TenantId,
+    identity: &Identity,
+    parsed: &ParsedRequest,
+    body: Bytes,
+) -> Edited {
+    let plan = hygiene::plan(dialect, identity.harness, &body, &app.config.hygiene);
+    let mut found = Vec::with_capacity(plan.found.len());
+    for item in &plan.found {
+        let kind = volatile_word(item.kind);
+        app.metrics.inc(Family::Hygiene, &[("kind", kind)]);
+        app.metrics.count(Family::HygieneBytes, &[], item.bytes as u64);
+        let edited = item.handling != Handling::Keep;
+        found.push(HygieneFound { kind: kind.to_owned(), bytes: item.bytes as u64, edited });
+    }
+    let mut edits = plan.edits;
+    let usage = if app.config.ask_for_usage { parsed.ask_for_usage() } else { None };
+    let strip_usage = usage.is_some();
+    edits.extend(usage);
+    if app.config.tenancy.salt_caches {
+        edits.extend(salt(tenant, parsed, &body));
+    }
+    let body = if edits.is_empty() { body } else { apply_edits(&body, &mut edits).into() };
+    Edited { body, strip_usage, hygiene: found }
+}
+
+const fn volatile_word(kind: tandem_identity::VolatileKind) -> &'static str {
+    match kind {
+        tandem_identity::VolatileKind::BillingLine => "billing_line",
+        tandem_identity::VolatileKind::TokenBudget => "token_budget",
+        tandem_identity::VolatileKind::DateTime => "date_time",
+    }
+}
+
+/// The edit that keeps a tenant's cached prompts apart: a salt made of the tenant and of the client's own
+/// salt, if it has one, so that no client can name another tenant's.
+fn salt(tenant: &TenantId, parsed: &ParsedRequest, body: &[u8]) -> Option<BodyEdit> {
+    let mut hash = Sha256::new();
+    hash.update(tenant.as_str().as_bytes());
+    hash.update([0]);
+    if let Some(own) = parsed.field(BodyField::CacheSalt).and_then(|range| body.get(range)) {
+        hash.update(own);
+    }
+    let digest = hash.finalize();
+    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    parsed.set_field(BodyField::CacheSalt, format!("\"{hex}\"").as_bytes())
+}
+
+/// How long the turn may be held, and when its client must see something.
+fn hold(app: &App, identity: &Identity, parsed: &ParsedRequest, story: &mut Story) -> Duration {
+    let hold = &app.config.hold;
+    let declared = identity.client_timeout_ms.map(Duration::from_millis);
+    let tolerance = hold_tolerance(identity.harness, parsed.facts.stream, declared);
+    let early = tolerance.early_200.filter(|_| hold.early_200 && parsed.facts.stream);
+    story.early_200_after = early.map(|_| tolerance.early_200_after);
+    story.keep_alive = early.map_or(hold.keep_alive.0, |keep_alive| keep_alive.every.min(hold.keep_alive.0));
+    let longest = if early.is_some() { tolerance.longest() } else { tolerance.silent };
+    longest.min(hold.max.0).min(app.config.request_timeout)
+}
+
+fn arrival(turn: TurnId, identity: &Identity, parsed: &ParsedRequest, hold_max: Duration) -> TurnArrival {
+    let context = identity.context.as_ref();
+    TurnArrival {
+        turn,
+        program: context.map(|context| context.program.clone()),
+        parent: context.and_then(|context| context.parent.clone()),
+        group: context.and_then(|context| context.group.clone()),
+        session_final: context.is_some_and(|context| context.session_final == Some(true)),
+        class: identity.class,
+        // Agents that share a key may rightly send equal calls at once; a client that really left has ended
+        // its first call already.
+        retry_key: identity.retry_key.filter(|_| !identity.shared),
+        model: parsed.facts.model.clone(),
+        input_tokens_estimate: input_tokens(&parsed.facts),
+        max_output_tokens: parsed.facts.max_output_tokens,
+        hold_max,
+    }
+}
+
+/// Expected prompt length: what the client counted itself, or four bytes of body to a token.
+fn input_tokens(facts: &TurnFacts) -> u64 {
+    facts.prompt_tokens.as_ref().map_or(facts.shape.body_bytes as u64 / 4, |tokens| tokens.len() as u64)
+}

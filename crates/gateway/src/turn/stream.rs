@@ -1,0 +1,398 @@
+//! A streamed answer on its way from the engine to the client.
+//!
+//! - Inputs: the engine's bytes, or a flight that may yet bring them. Outputs: the same bytes at once (save for
+//!   the usage chunk that nobody asked for), keep-alive events while there is nothing, an error event when the
+//!   engine breaks off.
+//! - States: waiting (a head is out, an answer is not there yet), live, over.
+//! - Invariants: I-STR-1 bytes are asked of the engine only when the client takes them; I-STR-2 no stream ends
+//!   in silence: where the engine breaks off the dialect's error event follows; I-STR-3 an answer that breaks
+//!   off before its first byte goes back to the scheduler; I-STR-4 silence and the whole time are bounded.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::Body as _;
+use hyper::body::Incoming;
+use tandem_dialect::{
+    ErrorKind, StreamObserver, StreamPosition, UsageFilter, keep_alive, stream_error,
+};
+use tandem_scheduler::{DispatchFailure, FailureKind};
+use tokio::time::{Sleep, sleep_until};
+
+use super::flight::{self, Call, Flight, Obtained, Refusal};
+use super::{End, Turn};
+use crate::body::BodyError;
+use crate::clock::unix_ms;
+use crate::metrics::Family;
+
+type Next = Poll<Option<Result<Bytes, BodyError>>>;
+
+/// The body of a turn's answer.
+pub(crate) struct StreamBody {
+    state: State,
+    queue: VecDeque<Bytes>,
+    scratch: Vec<Bytes>,
+}
+
+enum State {
+    Waiting(Box<Waiting>),
+    Live(Box<Live>),
+    /// An answer that only passes.
+    Passing(Box<Passing>),
+    Over,
+}
+
+struct Waiting {
+    call: Arc<Call>,
+    flight: Flight,
+    position: StreamPosition,
+    every: Duration,
+    sign_of_life: Pin<Box<Sleep>>,
+}
+
+struct Live {
+    turn: Turn,
+    /// For another try; gone with the first byte.
+    call: Option<Arc<Call>>,
+    dialect: tandem_types::Dialect,
+    upstream: Incoming,
+    observer: StreamObserver,
+    patience: Patience,
+}
+
+struct Passing {
+    turn: Turn,
+    upstream: Incoming,
+    patience: Patience,
+}
+
+/// How long an engine may be silent, and the whole call may take. One timer for both, moved only when it
+/// fires, so that a chunk costs no timer operation.
+struct Patience {
+    idle: Duration,
+    last: Instant,
+    deadline: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// Whose patience ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expired {
+    Idle,
+    Deadline,
+}
+
+impl Patience {
+    fn new(idle: Duration, deadline: Instant) -> Self {
+        let last = Instant::now();
+        let timer = Box::pin(sleep_until(deadline.min(last + idle).into()));
+        Self { idle, last, deadline, timer }
+    }
+
+    fn heard(&mut self) {
+        self.last = Instant::now();
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Expired> {
+        loop {
+            if self.timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Poll::Ready(Expired::Deadline);
+            }
+            let silent_until = self.last + self.idle;
+            if now >= silent_until {
+                return Poll::Ready(Expired::Idle);
+            }
+            self.timer.as_mut().reset(self.deadline.min(silent_until).into());
+        }
+    }
+}
+
+/// Why a live stream ends before its end.
+enum Break {
+    Cut(String),
+    Expired(Expired),
+}
+
+impl StreamBody {
+    fn new(state: State) -> Self {
+        Self { state, queue: VecDeque::new(), scratch: Vec::new() }
+    }
+
+    /// The head goes out before there is an answer.
+    pub(super) fn waiting(every: Duration, call: Arc<Call>, flight: Flight) -> Self {
+        let mut body = Self::new(State::Over);
+        body.wait_for(every, call, flight);
+        // The client learns at once that somebody is there.
+        if let State::Waiting(waiting) = &mut body.state {
+            body.queue.push_back(waiting.sign());
+        }
+        body
+    }
+
+    /// The engine's stream begins.
+    pub(super) fn live(turn: Turn, call: Arc<Call>, upstream: Incoming, filter: UsageFilter) -> Self {
+        let mut body = Self::new(State::Over);
+        body.go_live(turn, call, upstream, filter);
+        body
+    }
+
+    /// Passes a large answer on whose beginning is there already.
+    pub(super) fn passing(mut turn: Turn, first: Bytes, upstream: Incoming) -> Self {
+        turn.first_byte();
+        let patience = Patience::new(turn.app.config.timeouts.stream_idle.0, turn.deadline);
+        let mut body = Self::new(State::Passing(Box::new(Passing { turn, upstream, patience })));
+        body.queue.push_back(first);
+        body
+    }
+
+    fn wait_for(&mut self, every: Duration, call: Arc<Call>, flight: Flight) {
+        let position = StreamPosition {
+            model: call.model.clone(),
+            created_unix_s: unix_ms() / 1000,
+            ..StreamPosition::default()
+        };
+        let sign_of_life = Box::pin(tokio::time::sleep(every));
+        self.state = State::Waiting(Box::new(Waiting { call, flight, position, every, sign_of_life }));
+    }
+
+    fn go_live(&mut self, turn: Turn, call: Arc<Call>, upstream: Incoming, filter: UsageFilter) {
+        let observer = StreamObserver::new(call.dialect, filter).expecting(call.choices);
+        let patience = Patience::new(turn.app.config.timeouts.stream_idle.0, turn.deadline);
+        let dialect = call.dialect;
+        self.state =
+            State::Live(Box::new(Live { turn, call: Some(call), dialect, upstream, observer, patience }));
+    }
+
+    /// The next bytes for the client.
+    pub(crate) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Next {
+        loop {
+            if let Some(bytes) = self.queue.pop_front() {
+                if !bytes.is_empty() {
+                    return Poll::Ready(Some(Ok(bytes)));
+                }
+                continue;
+            }
+            let step = match &mut self.state {
+                State::Waiting(_) => self.poll_waiting(cx),
+                State::Live(_) => self.poll_live(cx),
+                State::Passing(_) => self.poll_passing(cx),
+                State::Over => return Poll::Ready(None),
+            };
+            match step {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => {
+                    self.state = State::Over;
+                    return Poll::Ready(Some(Err(error)));
+                }
+            }
+        }
+    }
+
+    fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+        let State::Waiting(waiting) = &mut self.state else { return Poll::Ready(Ok(())) };
+        let Poll::Ready((turn, obtained)) = waiting.flight.as_mut().poll(cx) else {
+            if waiting.sign_of_life.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            let next = Instant::now() + waiting.every;
+            waiting.sign_of_life.as_mut().reset(next.into());
+            self.queue.push_back(waiting.sign());
+            return Poll::Ready(Ok(()));
+        };
+        let call = Arc::clone(&waiting.call);
+        let position = waiting.position.clone();
+        let refusal = match obtained {
+            Obtained::Stream(_, upstream, filter) => {
+                self.go_live(turn, call, upstream, filter);
+                return Poll::Ready(Ok(()));
+            }
+            Obtained::Refused(refusal) => refusal,
+            Obtained::LastAnswer(parts, bytes, seconds) => after_head(parts.status, &bytes, Some(seconds)),
+            Obtained::Whole(parts, bytes, facts) => {
+                let mut turn = turn;
+                turn.story.status = Some(parts.status.as_u16());
+                let refused = !parts.status.is_success();
+                turn.end(if refused { End::Refused } else { End::Failed { reason: "not_a_stream" } }, Some(&facts));
+                after_head(parts.status, &bytes, None)
+            }
+            Obtained::Large(parts, bytes, _) => {
+                let mut turn = turn;
+                turn.end(End::Failed { reason: "not_a_stream" }, None);
+                after_head(parts.status, &bytes, None)
+            }
+        };
+        let seconds = refusal.retry_after.and_then(|s| u32::try_from(s).ok());
+        let event = stream_error(call.dialect, refusal.kind, &refusal.message, seconds, &position);
+        self.queue.push_back(event.into());
+        self.state = State::Over;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+        let State::Live(live) = &mut self.state else { return Poll::Ready(Ok(())) };
+        let broken = match Pin::new(&mut live.upstream).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                let Ok(data) = frame.into_data() else { return Poll::Ready(Ok(())) };
+                live.patience.heard();
+                live.observer.push(data, &mut self.scratch);
+                if live.call.is_some() && !self.scratch.is_empty() {
+                    live.call = None;
+                    live.turn.first_byte();
+                }
+                self.queue.extend(self.scratch.drain(..));
+                return Poll::Ready(Ok(()));
+            }
+            Poll::Ready(None) => None,
+            Poll::Ready(Some(Err(error))) => Some(Break::Cut(error.to_string())),
+            Poll::Pending => match live.patience.poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(expired) => Some(Break::Expired(expired)),
+            },
+        };
+        self.end_live(broken);
+        Poll::Ready(Ok(()))
+    }
+
+    /// The engine's stream is over, well (`None`) or not.
+    fn end_live(&mut self, broken: Option<Break>) {
+        let State::Live(live) = std::mem::replace(&mut self.state, State::Over) else { return };
+        let Live { mut turn, call, dialect, upstream, mut observer, .. } = *live;
+        // Closes the connection where the engine is still at it.
+        drop(upstream);
+        let over = matches!(broken, Some(Break::Expired(Expired::Deadline)));
+        if let (Some(call), false, false) = (call, over, observer.facts().complete) {
+            tracing::warn!(turn = turn.id.0, "the engine broke off before the first byte of its answer");
+            let kind = match broken {
+                Some(Break::Expired(_)) => FailureKind::Timeout,
+                Some(Break::Cut(_)) | None => FailureKind::Disconnected,
+            };
+            turn.story.failures.push(flight::failure_word(kind));
+            let every = turn.story.keep_alive;
+            let failure = DispatchFailure { kind, retryable: true };
+            let flight = flight::fly_again(turn, Arc::clone(&call), failure);
+            self.wait_for(every, call, flight);
+            return;
+        }
+        observer.finish(&mut self.scratch);
+        self.queue.extend(self.scratch.drain(..));
+        let facts = observer.facts();
+        if facts.complete {
+            let end = if facts.error.is_some() {
+                End::Failed { reason: "engine_error" }
+            } else {
+                End::Finished
+            };
+            turn.end(end, Some(facts));
+            return;
+        }
+        let (cause, kind, message) = match &broken {
+            Some(Break::Expired(Expired::Deadline)) => {
+                ("deadline", ErrorKind::UpstreamTimeout, "the call took longer than this server allows")
+            }
+            Some(Break::Expired(Expired::Idle)) => {
+                ("idle", ErrorKind::UpstreamTimeout, "the engine fell silent in the middle of its answer")
+            }
+            Some(Break::Cut(_)) => {
+                ("cut", ErrorKind::UpstreamFailed, "the engine broke off in the middle of its answer")
+            }
+            None => ("unfinished", ErrorKind::UpstreamFailed, "the engine ended its answer too early"),
+        };
+        if let Some(Break::Cut(error)) = &broken {
+            tracing::warn!(turn = turn.id.0, dialect = super::story::dialect_word(dialect), error, "stream cut");
+        }
+        turn.app.metrics.inc(Family::StreamsCut, &[("cause", cause)]);
+        if let Some(worker) = turn.story.worker {
+            turn.app.engines.suspect(worker.engine);
+        }
+        let event = observer.error_event(kind, message, None, unix_ms() / 1000);
+        self.queue.push_back(event.into());
+        turn.end(End::Failed { reason: cause }, Some(facts));
+    }
+
+    fn poll_passing(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+        let State::Passing(passing) = &mut self.state else { return Poll::Ready(Ok(())) };
+        let trouble: BodyError = match Pin::new(&mut passing.upstream).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                passing.patience.heard();
+                self.queue.extend(frame.into_data().ok());
+                return Poll::Ready(Ok(()));
+            }
+            Poll::Ready(None) => {
+                passing.turn.end(End::Finished, None);
+                self.state = State::Over;
+                return Poll::Ready(Ok(()));
+            }
+            Poll::Ready(Some(Err(error))) => error.into(),
+            Poll::Pending => match passing.patience.poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(_) => "the engine fell silent".into(),
+            },
+        };
+        passing.turn.app.metrics.inc(Family::StreamsCut, &[("cause", "cut")]);
+        passing.turn.end(End::Failed { reason: "cut" }, None);
+        Poll::Ready(Err(trouble))
+    }
+}
+
+impl Waiting {
+    /// The next keep-alive event.
+    fn sign(&mut self) -> Bytes {
+        let event = keep_alive(self.call.dialect, &self.position);
+        self.position.next_sequence += 1;
+        event.into()
+    }
+}
+
+impl Drop for StreamBody {
+    /// The client is gone, or has all that it wants: many close right after the last event.
+    fn drop(&mut self) {
+        if let State::Live(live) = &mut self.state {
+            let facts = live.observer.facts();
+            let end = match (facts.complete, &facts.error) {
+                (true, None) => End::Finished,
+                (true, Some(_)) => End::Failed { reason: "engine_error" },
+                (false, _) => End::ClientGone,
+            };
+            live.turn.end(end, Some(facts));
+        }
+    }
+}
+
+/// Longest text of an engine's refusal that is passed on inside a stream.
+const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// An engine's refusal when a 200 went out already: its status and its words, as an event.
+fn after_head(status: http::StatusCode, body: &[u8], retry_after: Option<u64>) -> Refusal {
+    let kind = match status.as_u16() {
+        400 | 405 | 409 | 422 => ErrorKind::BadRequest,
+        401 => ErrorKind::Unauthorized,
+        403 => ErrorKind::Forbidden,
+        404 => ErrorKind::NotFound,
+        413 => ErrorKind::TooLarge,
+        415 => ErrorKind::UnsupportedMedia,
+        429 => ErrorKind::RateLimited,
+        503 => ErrorKind::NoWorker,
+        _ => ErrorKind::UpstreamFailed,
+    };
+    let message = engine_words(body)
+        .unwrap_or_else(|| format!("the engine answered with status {}", status.as_u16()));
+    Refusal { kind, message, retry_after }
+}
+
+/// The message of an engine's error body, in any of the forms that engines write.
+fn engine_words(body: &[u8]) -> Option<String> {
+    let value: serde_json::Value = serde_json::from_slice(body.get(..body.len().min(1 << 20))?).ok()?;
+    let text = ["/error/message", "/message", "/detail", "/error"]
+        .iter()
+        .find_map(|at| value.pointer(at).and_then(serde_json::Value::as_str))?;
+    (text.len() <= MESSAGE_BYTES_MAX).then(|| text.to_owned())
+}
