@@ -179,7 +179,7 @@ pub enum Problem {
     CutLine,
     /// The file ends inside a gzip member.
     CutMember,
-    /// A gzip member is damaged.
+    /// A gzip member is damaged. Its checksum comes last, so rows from it may already have been given out.
     DamagedMember,
     /// Something that is no gzip member follows the last one.
     TrailingBytes,
@@ -203,9 +203,9 @@ impl fmt::Display for Problem {
             Self::CutMember => f.write_str(
                 "the file ends inside a gzip member; rows before the cut are used where they could be read",
             ),
-            Self::DamagedMember => {
-                f.write_str("damaged gzip data; reading goes on at the next member that can be found")
-            }
+            Self::DamagedMember => f.write_str(
+                "damaged gzip data; rows of this member may be wrong or missing, reading goes on at the next",
+            ),
             Self::TrailingBytes => f.write_str("bytes after the last gzip member that are no gzip member"),
         }
     }
