@@ -5,7 +5,8 @@
 //!   - I-DNS-2 an address that is missing from two consecutive good answers drains; if it stays away for
 //!     [`EnginesConfig::dns_grace`](crate::EnginesConfig) it is removed; if it comes back in time, its drain is
 //!     undone. Name servers that answer with a changing part of a large set thus do no harm.
-//!   - I-DNS-3 certificates of engines found over `dns+https://` are checked against the name.
+//!   - I-DNS-3 an engine that an operator removed does not come back while its address stays in the records.
+//!   - I-DNS-4 certificates of engines found over `dns+https://` are checked against the name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -78,8 +79,7 @@ pub(crate) async fn follow(
             }
             Err(_) => tracing::warn!(name, "name of engines not resolved in time, keeping those known"),
         }
-        known.retain(|_, k| !k.engine.is_removed());
-        let wait = if known.is_empty() {
+        let wait = if known.values().all(|k| k.engine.is_removed()) {
             // Nothing to serve with: look again as soon as an engine that starts would be probed again.
             config.health_interval.min(config.dns_interval)
         } else {
@@ -122,8 +122,9 @@ fn update(
             _ => {}
         }
     }
+    known.retain(|address, k| found.contains(address) || !k.engine.is_removed());
     for address in found {
-        if known.get(address).is_some_and(|k| !k.engine.is_removed()) {
+        if known.contains_key(address) {
             continue;
         }
         let authority = address.to_string();

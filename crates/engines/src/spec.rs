@@ -191,11 +191,9 @@ impl BaseUrl {
         }
         let parsed: http::uri::Authority =
             authority.parse().map_err(|e: http::uri::InvalidUri| Some(e.to_string()))?;
-        if authority.ends_with(':') || (parsed.port_u16().is_none() && parsed.port().is_some()) {
+        // `port_u16` is also `None` for a port that is no number.
+        if authority.len() > parsed.host().len() && parsed.port_u16().is_none_or(|port| port == 0) {
             return Err(Some("the port is not a number from 1 to 65535".to_owned()));
-        }
-        if parsed.port_u16() == Some(0) {
-            return Err(Some("port 0 cannot be connected to".to_owned()));
         }
         if parsed.host().is_empty() || parsed.host() == "[]" {
             return Err(None);
@@ -460,7 +458,8 @@ mod tests {
             ("http://:8000", "has no host"),
             ("http://a:port", "write something like"),
             ("http://a:99999", "write something like"),
-            ("http://a:0", "port 0"),
+            ("http://a:0", "the port is not a number from 1"),
+            ("http://a:", "the port is not a number from 1"),
             ("http://a:8000?x=1", "query or a fragment"),
             ("dns://engines", "needs a port"),
             ("dns://10.0.0.1:8000", "write http://10.0.0.1:8000"),

@@ -7,7 +7,7 @@
 //! - Load: vLLM `/metrics`; SGLang `/v1/loads`, else `/metrics`, else capacity from `/server_info`; llama.cpp
 //!   `/metrics`; others nothing.
 //! - Invariants: I-SUR-1 an engine without any of these but with `/v1/models` is usable; I-SUR-2 an engine is
-//!   ready only after it answered a question about itself with success.
+//!   ready only after a health route or `/v1/models` answered with success.
 //! - Sources: vLLM 0.32, SGLang 0.5.23, llama.cpp's server, as measured.
 
 use std::collections::BTreeMap;
@@ -61,7 +61,9 @@ pub(crate) async fn health(control: &Control, kind: EngineKind, path: &mut usize
     let paths = health_paths(kind);
     loop {
         let Some(at) = paths.get(*path) else {
-            return Err("no health route answers".to_owned());
+            return Err(
+                "neither /v1/models nor a health route is there: is this an inference engine?".to_owned()
+            );
         };
         let answer = control.get(at).await.map_err(|e| e.to_string())?;
         if answer.ok() {
@@ -109,24 +111,21 @@ pub(crate) async fn sglang_info(control: &Control) -> Option<wire::SglangInfo> {
     wire::sglang_info(&answer.body)
 }
 
-/// The make, and whether some route of that make proved it.
-async fn detect(control: &Control, hint: EngineKindHint, listed: Option<EngineKind>) -> (EngineKind, bool) {
-    match hint {
-        EngineKindHint::Vllm => return (EngineKind::Vllm, false),
-        EngineKindHint::Sglang => return (EngineKind::Sglang, false),
-        EngineKindHint::OpenAi => return (EngineKind::OpenAi, false),
-        EngineKindHint::Auto => {}
-    }
-    if let Some(kind) = listed {
-        return (kind, true);
+async fn detect(control: &Control, hint: EngineKindHint, listed: Option<EngineKind>) -> EngineKind {
+    match (hint, listed) {
+        (EngineKindHint::Vllm, _) => return EngineKind::Vllm,
+        (EngineKindHint::Sglang, _) => return EngineKind::Sglang,
+        (EngineKindHint::OpenAi, _) => return EngineKind::OpenAi,
+        (EngineKindHint::Auto, Some(kind)) => return kind,
+        (EngineKindHint::Auto, None) => {}
     }
     let (info, version) = tokio::join!(sglang_info(control), body_of(control, "/version"));
     if info.is_some() {
-        (EngineKind::Sglang, true)
+        EngineKind::Sglang
     } else if version.is_some_and(|a| wire::version(&a.body).is_some()) {
-        (EngineKind::Vllm, true)
+        EngineKind::Vllm
     } else {
-        (EngineKind::OpenAi, false)
+        EngineKind::OpenAi
     }
 }
 
@@ -134,7 +133,7 @@ async fn detect(control: &Control, hint: EngineKindHint, listed: Option<EngineKi
 pub(crate) async fn survey(control: &Control, hint: EngineKindHint) -> Result<Survey, String> {
     let listed = models(control).await?;
     let llamacpp = listed.as_ref().is_some_and(|l| l.llamacpp);
-    let (kind, proven) = detect(control, hint, listed.as_ref().and_then(|l| l.kind)).await;
+    let kind = detect(control, hint, listed.as_ref().and_then(|l| l.kind)).await;
     let mut health_path = 0;
     let version = async {
         match kind {
@@ -150,10 +149,6 @@ pub(crate) async fn survey(control: &Control, hint: EngineKindHint) -> Result<Su
         loads(control, kind, LoadSource::Unknown, llamacpp)
     );
     well?;
-    // I-SUR-2: health may have passed over every route, down to a list of models that is not there either.
-    if listed.is_none() && !proven && health_paths(kind).get(health_path) == Some(&"/v1/models") {
-        return Err("/v1/models: no such route, and no health route either".to_owned());
-    }
     // Failing to tell its load does not make an engine unusable.
     let loads = loads.unwrap_or_else(|_| Loads { source: LoadSource::Unknown, ..Loads::nothing() });
     let mut workers = loads.workers;
