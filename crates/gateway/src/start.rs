@@ -81,7 +81,7 @@ pub struct Gateway {
     admin_addr: SocketAddr,
     metrics_addr: SocketAddr,
     tls: Option<Arc<TlsKeys>>,
-    done: tokio::task::JoinHandle<()>,
+    finished: CancellationToken,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -157,9 +157,16 @@ impl Gateway {
         let server =
             Server { app: Arc::clone(&app), listener, tls: tls.clone(), stop: stop.clone() };
         let server = tokio::spawn(server.run());
-        let done = tokio::spawn(way_down(Arc::clone(&app), stop, server, owner_task, helpers));
+        let finished = CancellationToken::new();
+        // Also when the way down panics: nobody may wait for ever.
+        let tell = finished.clone().drop_guard();
+        let down = way_down(Arc::clone(&app), stop, server, owner_task, helpers);
+        tokio::spawn(async move {
+            down.await;
+            drop(tell);
+        });
         tracing::info!(%addr, admin = %admin_addr, metrics = %metrics_addr, "serving");
-        Ok(Self { app, addr, admin_addr, metrics_addr, tls, done })
+        Ok(Self { app, addr, admin_addr, metrics_addr, tls, finished })
     }
 
     /// Where inference calls are taken.
@@ -180,12 +187,14 @@ impl Gateway {
         self.metrics_addr
     }
 
-    /// Reads the TLS certificate and key again. Without TLS, nothing happens.
-    ///
-    /// # Errors
-    /// [`TlsKeysError`]; the old ones stay in use.
-    pub fn reload_tls(&self) -> Result<(), TlsKeysError> {
-        self.tls.as_ref().map_or(Ok(()), |keys| keys.reload())
+    /// Reads the TLS certificate and key again, for new connections. Where they cannot be used, the old ones
+    /// stay and the log says why. Without TLS nothing happens.
+    pub fn reload_certificates(&self) {
+        let Some(keys) = &self.tls else { return };
+        match keys.reload() {
+            Ok(()) => tracing::info!("tls certificate and key read again"),
+            Err(error) => tracing::error!(%error, "tls certificate and key stay as they were"),
+        }
     }
 
     /// Begins an orderly end: readiness goes, no new connections, calls under way finish within the grace.
@@ -200,10 +209,8 @@ impl Gateway {
     }
 
     /// Waits for the end: connections closed, trace on disk. [`Gateway::begin_shutdown`] leads to it.
-    pub async fn wait(mut self) {
-        if let Err(error) = (&mut self.done).await {
-            tracing::error!(%error, "the gateway did not end orderly");
-        }
+    pub async fn wait(&self) {
+        self.finished.cancelled().await;
     }
 }
 

@@ -8,7 +8,7 @@ mod resolved;
 mod sections;
 mod units;
 
-pub use resolved::{ConfigError, Listen, Resolved, Tenancy, TlsFiles};
+pub use resolved::{apply_trace_environment, ConfigError, Listen, Resolved, Tenancy, TlsFiles};
 pub use sections::{
     ApiKey, Auth, Breaker, Cors, EngineTls, Health, Hold, Hygiene, IdentityKeys, Limits, Retry, Sessions,
     Timeouts, Tls, ToolEvents, Trace, TraceFormat, TraceRows, TraceSink, TraceTokens, VolatileText, Worker, WorkerKind,

@@ -247,6 +247,7 @@ fn check_bounds(config: &Config) -> Result<(), ConfigError> {
         ("health.load_interval", config.health.load_interval.0.is_zero()),
         ("trace.block_size", config.trace.block_size == 0),
         ("trace.capacity", config.trace.capacity == 0),
+        ("trace.sinks", config.trace.enabled && config.trace.sinks.is_empty()),
     ] {
         if zero {
             return Err(value(key, "must be greater than zero"));
@@ -367,12 +368,44 @@ fn scheduler(config: &Config) -> Result<SchedulerConfig, ConfigError> {
 
 fn tool_zmq(config: &Config) -> Option<ToolZmq> {
     let events = &config.tool_events;
+    if let Some(zmq) = config.trace.environment.as_ref().and_then(|trace| trace.tool_zmq.clone()) {
+        return Some(zmq);
+    }
     let endpoint = events.zmq_endpoint.clone()?;
     Some(ToolZmq { endpoint, topic: events.zmq_topic.clone() })
 }
 
+/// Takes in what the environment says of the trace. `lookup` gives the value of a variable, if set. Returns what
+/// was odd, for the log.
+///
+/// # Errors
+/// Where nothing that was asked for can be done.
+pub fn apply_trace_environment(
+    trace: &mut sections::Trace,
+    lookup: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<tandem_trace::config::ConfigWarning>, tandem_trace::config::ConfigError> {
+    let found = tandem_trace::config::resolve(&lookup)?;
+    match found.trace {
+        Some(environment) => {
+            trace.enabled = true;
+            trace.path = environment.path.to_string_lossy().into_owned();
+            trace.format = match environment.format {
+                FileFormat::Jsonl => TraceFormat::Jsonl,
+                FileFormat::JsonlGz => TraceFormat::JsonlGz,
+            };
+            trace.environment = Some(Box::new(environment));
+        }
+        // Said to be off, or not said at all.
+        None => trace.enabled &= lookup("TANDEM_TRACE").is_none(),
+    }
+    Ok(found.warnings)
+}
+
 fn trace(config: &Config) -> TraceConfig {
     let trace = &config.trace;
+    if let Some(environment) = &trace.environment {
+        return TraceConfig { path: PathBuf::from(&trace.path), ..environment.as_ref().clone() };
+    }
     let defaults = TraceConfig::default();
     TraceConfig {
         records: Records { decision: trace.decisions, ..defaults.records },

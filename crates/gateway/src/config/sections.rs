@@ -323,6 +323,10 @@ pub struct Trace {
     pub block_size: u32,
     /// Where rows go over OTLP/HTTP, such as `http://127.0.0.1:4318`; for the sink `otel`.
     pub otel_endpoint: Option<String>,
+    /// What the environment says (`TANDEM_TRACE*`, `DYN_REQUEST_TRACE*`): it beats the keys above.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub environment: Option<Box<TraceConfig>>,
 }
 
 impl Default for Trace {
@@ -342,6 +346,7 @@ impl Default for Trace {
             output_hashes: trace.output_hashes,
             block_size: 16,
             otel_endpoint: None,
+            environment: None,
         }
     }
 }
@@ -366,6 +371,18 @@ pub enum TraceFormat {
     Jsonl,
     /// Numbered gzip segments.
     JsonlGz,
+}
+
+impl std::str::FromStr for TraceFormat {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "jsonl" => Ok(Self::Jsonl),
+            "jsonl_gz" => Ok(Self::JsonlGz),
+            _ => Err("expected jsonl or jsonl_gz"),
+        }
+    }
 }
 
 /// Which rows the main trace file holds.
