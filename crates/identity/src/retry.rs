@@ -31,7 +31,7 @@ pub(crate) fn key(program: &ProgramKey, class: RequestClass, digest: u128) -> Op
     if let Some(agent) = &program.agent {
         hasher.update(agent.as_str().as_bytes());
     }
-    hasher.update(&[0]);
+    // Of fixed length, so nothing need separate it.
     hasher.update(&digest.to_le_bytes());
     Some(RetryKey(hasher.digest128()))
 }

@@ -195,6 +195,7 @@ pub const MAPPINGS: &[Mapping] = &[
 mod tests {
     use super::*;
 
+    /// I-TAB-1, I-TAB-2
     #[test]
     fn entries_stand_in_order_of_trust_and_names_are_lower_case() {
         assert!(MAPPINGS.is_sorted_by_key(|m| m.source));

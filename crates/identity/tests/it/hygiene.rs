@@ -262,7 +262,7 @@ fn openhands_start_time() {
     assert!(out.contains("date and time (date and time)  x"), "{out}");
 }
 
-/// I-SCN-2, I-IDN-5: broken bodies give no edits outside of them, deep ones no overflow.
+/// I-SCN-1, I-SCN-2, I-IDN-5: broken bodies give no edits outside of them, deep ones no overflow.
 #[test]
 fn broken_bodies() {
     let whole = messages(&json!([text(LINE), text("b")])).to_string();
