@@ -147,7 +147,9 @@ impl Segments {
         while let Some(end) = self.next_end(chunk, from) {
             let part = &chunk[from..end];
             let first = std::mem::replace(&mut self.first, false);
-            if self.length + part.len() > self.limit {
+            // The LF of a closing CRLF may come late and so never counts.
+            let late = usize::from(part.ends_with(b"\r\n"));
+            if self.length + part.len() - late > self.limit {
                 self.keep_head(part);
                 ended(end, Raw::Head(&self.pending));
             } else if self.length == 0 {
