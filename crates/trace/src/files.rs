@@ -2,8 +2,8 @@
 //!
 //! - Purpose: implement the opener traits on `std::fs`, name the files, put the sinks of a configuration
 //!   together.
-//! - Invariants: I-FIL-1 an existing segment is never opened for writing; I-FIL-2 the companion of a main file
-//!   is not matched by the glob that finds the main file's segments (`PREFIX.*.jsonl.gz`).
+//! - Invariants: I-FIL-1 an existing segment is never opened for writing; I-FIL-2 companions do not end in
+//!   `.jsonl` or `.jsonl.gz`, since tools take every such file of a folder for a trace, and would refuse these.
 //! - Deliberately absent: deletion of old files, locks between processes (a plain file is appended to by one
 //!   process; segments are made with create-new, so several processes may share a prefix).
 
@@ -43,16 +43,31 @@ fn ends_a_line(file: &mut File) -> bool {
     }
 }
 
-/// Numbered segments `PREFIX.NNNNNN.jsonl.gz`.
+/// Numbered segments of one prefix.
 #[derive(Debug, Clone)]
-pub struct SegmentPath(pub PathBuf);
+pub struct SegmentPath {
+    prefix: PathBuf,
+    ending: &'static str,
+}
 
 impl SegmentPath {
+    /// Segments of the main stream: `PREFIX.NNNNNN.jsonl.gz`.
+    #[must_use]
+    pub const fn main(prefix: PathBuf) -> Self {
+        Self { prefix, ending: ".jsonl.gz" }
+    }
+
+    /// Segments of the companion: `PREFIX.NNNNNN.jsonl.tandem.gz`.
+    #[must_use]
+    pub const fn companion(prefix: PathBuf) -> Self {
+        Self { prefix, ending: ".jsonl.tandem.gz" }
+    }
+
     /// The path of one segment.
     #[must_use]
     pub fn segment(&self, index: u64) -> PathBuf {
-        let mut name = self.0.clone().into_os_string();
-        name.push(format!(".{index:06}.jsonl.gz"));
+        let mut name = self.prefix.clone().into_os_string();
+        name.push(format!(".{index:06}{}", self.ending));
         PathBuf::from(name)
     }
 
@@ -61,11 +76,13 @@ impl SegmentPath {
     /// # Errors
     /// Whatever the operating system says; a folder that is not there holds none.
     pub fn existing(&self) -> io::Result<Vec<(u64, PathBuf)>> {
-        let folder = match self.0.parent() {
+        let folder = match self.prefix.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let Some(stem) = self.0.file_name().and_then(|name| name.to_str()) else { return Ok(Vec::new()) };
+        let Some(stem) = self.prefix.file_name().and_then(|name| name.to_str()) else {
+            return Ok(Vec::new());
+        };
         let entries = match fs::read_dir(folder) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -76,7 +93,7 @@ impl SegmentPath {
             let name = entry?.file_name();
             let index = name
                 .to_str()
-                .and_then(|name| name.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(".jsonl.gz"))
+                .and_then(|name| name.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(self.ending))
                 .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
                 .and_then(|digits| digits.parse().ok());
             found.extend(index.map(|index| (index, folder.join(&name))));
@@ -107,16 +124,12 @@ fn make_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Where the companion lies: `-tandem` goes before the extension, if there is one (`trace.jsonl` and
-/// `trace-tandem.jsonl`; segments of `PREFIX` and of `PREFIX-tandem`).
+/// The companion of a plain file: `.tandem` is put after its whole name (`trace.jsonl.tandem`).
 #[must_use]
 pub fn companion_path(path: &Path) -> PathBuf {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let companion = match name.rsplit_once('.') {
-        Some((stem, extension)) if !stem.is_empty() => format!("{stem}-tandem.{extension}"),
-        _ => format!("{name}-tandem"),
-    };
-    path.with_file_name(companion)
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tandem");
+    PathBuf::from(name)
 }
 
 /// Files of a trace that are there: main files in order, then companion files in order.
@@ -124,16 +137,16 @@ pub fn companion_path(path: &Path) -> PathBuf {
 /// # Errors
 /// Whatever the operating system says.
 pub fn existing_files(path: &Path, format: FileFormat) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for base in [path.to_owned(), companion_path(path)] {
-        match format {
-            FileFormat::Jsonl => found.extend(base.exists().then_some(base)),
-            FileFormat::JsonlGz => {
-                found.extend(SegmentPath(base).existing()?.into_iter().map(|(_, segment)| segment));
-            }
+    match format {
+        FileFormat::Jsonl => {
+            Ok([path.to_owned(), companion_path(path)].into_iter().filter(|file| file.exists()).collect())
+        }
+        FileFormat::JsonlGz => {
+            let mut found = SegmentPath::main(path.to_owned()).existing()?;
+            found.extend(SegmentPath::companion(path.to_owned()).existing()?);
+            Ok(found.into_iter().map(|(_, segment)| segment).collect())
         }
     }
-    Ok(found)
 }
 
 /// The sinks that `config` asks for and that this crate has: files and the error stream. Files are opened at
@@ -151,9 +164,8 @@ pub fn open_sinks(
     for kind in &config.sinks {
         match kind {
             SinkKind::File => {
-                open_file(&mut fanout, Stream::Main, config, &config.path, started)?;
-                let companion = companion_path(&config.path);
-                open_file(&mut fanout, Stream::Companion, config, &companion, started)?;
+                open_file(&mut fanout, Stream::Main, config, started)?;
+                open_file(&mut fanout, Stream::Companion, config, started)?;
             }
             SinkKind::Stderr => {
                 if let Some(stream) = stderr.take() {
@@ -170,22 +182,25 @@ fn open_file(
     fanout: &mut Fanout,
     stream: Stream,
     config: &TraceConfig,
-    path: &Path,
     started: Time,
 ) -> Result<(), SinkError> {
     let writer = config.writer();
     let named = |mut error: SinkError| {
-        error.message = format!("{}: {}", path.display(), error.message);
+        error.message = format!("{}: {}", config.path.display(), error.message);
         error
     };
+    let main = stream == Stream::Main;
+    let path = config.path.clone();
     match config.format {
         FileFormat::Jsonl => {
-            let mut sink = JsonlWriter::new(AppendPath(path.to_owned()), writer, started);
+            let path = if main { path } else { companion_path(&path) };
+            let mut sink = JsonlWriter::new(AppendPath(path), writer, started);
             sink.open().map_err(named)?;
             fanout.add(stream, Box::new(sink));
         }
         FileFormat::JsonlGz => {
-            let mut sink = GzSegmentWriter::new(SegmentPath(path.to_owned()), writer, started);
+            let segments = if main { SegmentPath::main(path) } else { SegmentPath::companion(path) };
+            let mut sink = GzSegmentWriter::new(segments, writer, started);
             sink.open().map_err(named)?;
             fanout.add(stream, Box::new(sink));
         }

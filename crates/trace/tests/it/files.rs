@@ -1,10 +1,9 @@
 //! The real file system.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use tandem_trace::config::{FileFormat, SinkKind, TraceConfig};
-use tandem_trace::files::{companion_path, existing_files, open_sinks};
+use tandem_trace::files::{existing_files, open_sinks};
 use tandem_trace::record::TraceStart;
 use tandem_types::Time;
 
@@ -41,8 +40,8 @@ fn segments_are_numbered_on_and_never_appended_to() {
             "trace.000000.jsonl.gz",
             "trace.000041.jsonl.gz",
             "trace.000042.jsonl.gz",
-            "trace-tandem.000000.jsonl.gz",
-            "trace-tandem.000001.jsonl.gz",
+            "trace.000000.jsonl.tandem.gz",
+            "trace.000001.jsonl.tandem.gz",
         ]
     );
 }
@@ -60,18 +59,9 @@ fn a_plain_file_is_appended_to_and_a_cut_line_is_ended_first() {
     let (rows, report) = read_all(&fs::read(&path).expect("is there"));
     assert_eq!(ids(&rows), ["a", "b"]);
     assert_eq!(report.reported.len(), 1);
-    let companion = read_all(&fs::read(folder.path().join("trace-tandem.jsonl")).expect("the companion"));
+    let companion = read_all(&fs::read(folder.path().join("trace.jsonl.tandem")).expect("the companion"));
     assert_eq!(companion.1.own_rows, 4, "two starts and two ends");
     assert_eq!(existing_files(&path, FileFormat::Jsonl).expect("lists").len(), 2);
-}
-
-#[test]
-fn the_companion_is_no_segment_of_the_main_file() {
-    let named = |path: &str| companion_path(Path::new(path));
-    assert_eq!(named("/x/trace.jsonl"), PathBuf::from("/x/trace-tandem.jsonl"));
-    assert_eq!(named("/x/trace"), PathBuf::from("/x/trace-tandem"));
-    assert_eq!(named("run.1"), PathBuf::from("run-tandem.1"));
-    assert_eq!(named("/x/.hidden"), PathBuf::from("/x/.hidden-tandem"));
 }
 
 #[test]

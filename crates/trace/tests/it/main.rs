@@ -1,5 +1,12 @@
 //! What users of traces depend on, against files of the reference system and independent values.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests may fail a test"
+)]
+
 mod config;
 mod files;
 mod hashes;
