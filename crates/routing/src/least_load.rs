@@ -19,9 +19,10 @@ impl RoutePolicy for LeastLoad {
     fn choose(&mut self, _turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
         let mut all = Vec::new();
         fleet.all(&mut all);
-        let least = all.first()?.load;
-        let equals = all.partition_point(|c| c.load == least);
-        let chosen = *all.get(rng.index(equals))?;
+        let least = fleet.lightest()?.load;
+        let equals = all.iter().filter(|c| c.load == least).count();
+        let drawn = rng.index(equals);
+        let chosen = *all.iter().filter(|c| c.load == least).nth(drawn)?;
         Some(Choice::among(chosen, Reason::LeastLoad, &all))
     }
 }

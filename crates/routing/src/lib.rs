@@ -60,7 +60,7 @@ pub trait Fleet {
     fn get(&self, worker: WorkerId) -> Option<Candidate>;
     /// The worker with the least load, the lowest id among equals.
     fn lightest(&self) -> Option<Candidate>;
-    /// Appends every worker that may take the turn, by (load, id) ascending.
+    /// Appends every worker that may take the turn, by id.
     fn all(&self, out: &mut Vec<Candidate>);
 }
 
@@ -125,16 +125,17 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// A choice of `chosen` after comparing it with `compared` (which may contain it).
+    /// A choice of `chosen` after comparing it with `compared`, which may contain it and no worker twice.
     #[must_use]
     pub fn among(chosen: Candidate, reason: Reason, compared: &[Candidate]) -> Self {
         let others = compared.iter().filter(|c| c.worker != chosen.worker);
-        let scores = std::iter::once(&chosen).chain(others);
-        let count = scores.clone().count();
+        let scores = std::iter::once(&chosen).chain(others).take(SCORES_MAX);
+        let itself_compared = compared.iter().any(|c| c.worker == chosen.worker);
+        let count = compared.len() + usize::from(!itself_compared);
         Self {
             worker: chosen.worker,
             reason,
-            scores: scores.take(SCORES_MAX).map(|c| (c.worker, score(c.load))).collect(),
+            scores: scores.map(|c| (c.worker, score(c.load))).collect(),
             compared: u32::try_from(count).unwrap_or(u32::MAX),
         }
     }

@@ -1,6 +1,6 @@
 //! `random`: any worker, drawn evenly.
 
-use crate::{Candidate, Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn};
+use crate::{Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn};
 
 /// The policy.
 #[derive(Debug)]
@@ -14,10 +14,8 @@ impl RoutePolicy for Random {
     fn choose(&mut self, _turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
         let mut all = Vec::new();
         fleet.all(&mut all);
-        // By id, so that the draw does not depend on loads.
-        all.sort_unstable_by_key(|c| c.worker);
         for candidate in &mut all {
-            *candidate = Candidate { load: 0, ..*candidate };
+            candidate.load = 0;
         }
         let chosen = *all.get(rng.index(all.len()))?;
         Some(Choice::among(chosen, Reason::Random, &all))

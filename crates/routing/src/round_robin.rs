@@ -22,13 +22,13 @@ impl RoutePolicy for RoundRobin {
     fn choose(&mut self, _turn: &RouteTurn, fleet: &dyn Fleet, _rng: &mut Rng) -> Option<Choice> {
         let mut all = Vec::new();
         fleet.all(&mut all);
-        let lowest = |above: Option<WorkerId>| {
-            all.iter().filter(|c| above.is_none_or(|last| c.worker > last)).min_by_key(|c| c.worker)
-        };
-        let chosen: Candidate = *lowest(self.last).or_else(|| lowest(None))?;
+        for candidate in &mut all {
+            candidate.load = 0;
+        }
+        let next = all.partition_point(|c| self.last.is_some_and(|last| c.worker <= last));
+        let chosen: Candidate = *all.get(next).or_else(|| all.first())?;
         self.last = Some(chosen.worker);
-        let unscored: Vec<Candidate> = all.iter().map(|c| Candidate { load: 0, ..*c }).collect();
-        Some(Choice::among(Candidate { load: 0, ..chosen }, Reason::RoundRobin, &unscored))
+        Some(Choice::among(chosen, Reason::RoundRobin, &all))
     }
 }
 

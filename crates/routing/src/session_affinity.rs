@@ -50,7 +50,7 @@ impl RoutePolicy for SessionAffinity {
             (None, None) => Err(Reason::PowerOfTwo),
         };
         match wish {
-            Ok((worker, reason)) => Some(Choice::among(worker, reason, &[worker, lightest])),
+            Ok((worker, reason)) => Some(Choice::among(worker, reason, &[lightest])),
             Err(reason) => power_of_two::draw(fleet, reason, rng),
         }
     }

@@ -11,16 +11,16 @@ pub(crate) const fn worker(engine: u32) -> WorkerId {
 /// Workers with fixed loads.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    by_load: Vec<Candidate>,
+    by_id: Vec<Candidate>,
     scan_allowed: bool,
 }
 
 impl Workers {
     pub(crate) fn new(loads: &[(u32, u64)]) -> Self {
-        let mut by_load: Vec<Candidate> =
+        let mut by_id: Vec<Candidate> =
             loads.iter().map(|&(engine, load)| Candidate { worker: worker(engine), load }).collect();
-        by_load.sort_by_key(|c| (c.load, c.worker));
-        Self { by_load, scan_allowed: true }
+        by_id.sort_by_key(|c| c.worker);
+        Self { by_id, scan_allowed: true }
     }
 
     /// The same fleet, failing the test when a policy looks at all of it.
@@ -31,15 +31,15 @@ impl Workers {
 
 impl Fleet for Workers {
     fn get(&self, worker: WorkerId) -> Option<Candidate> {
-        self.by_load.iter().find(|c| c.worker == worker).copied()
+        self.by_id.iter().find(|c| c.worker == worker).copied()
     }
 
     fn lightest(&self) -> Option<Candidate> {
-        self.by_load.first().copied()
+        self.by_id.iter().min_by_key(|c| (c.load, c.worker)).copied()
     }
 
     fn all(&self, out: &mut Vec<Candidate>) {
         assert!(self.scan_allowed, "the whole fleet was scanned");
-        out.extend(&self.by_load);
+        out.extend(&self.by_id);
     }
 }

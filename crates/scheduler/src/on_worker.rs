@@ -27,8 +27,8 @@ impl Scheduler {
                 }
             }
             worker.state = WorkerState::Ready;
-            worker.info = Some(info);
         });
+        self.workers.inform(id, info);
         self.room_changed = true;
     }
 

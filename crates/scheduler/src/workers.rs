@@ -7,6 +7,7 @@
 //! - Deliberately absent: where a worker's URL is; the driver knows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::Serialize;
 use tandem_routing::{Candidate, Fleet, LoadMeter};
@@ -38,6 +39,9 @@ pub(crate) struct Worker {
     pub(crate) state: WorkerState,
     /// Known once the worker was ready.
     pub(crate) info: Option<WorkerInfo>,
+    /// The models in `info`, shared with other workers that serve the same: a scan of the fleet then compares
+    /// each list of names once.
+    models: Option<Arc<[String]>>,
     pub(crate) meter: LoadMeter,
     pub(crate) report: Option<LoadReport>,
     pub(crate) turns_running: u32,
@@ -55,6 +59,7 @@ impl Worker {
         Self {
             state,
             info: None,
+            models: None,
             meter: LoadMeter::new(),
             report: None,
             turns_running: 0,
@@ -66,8 +71,7 @@ impl Worker {
     }
 
     fn serves(&self, model: Option<&str>) -> bool {
-        let Some(info) = &self.info else { return false };
-        model.is_none_or(|m| info.models.is_empty() || info.models.iter().any(|known| known == m))
+        self.models.as_ref().is_some_and(|models| serves(models, model))
     }
 
     fn has_slot(&self) -> bool {
@@ -77,6 +81,11 @@ impl Worker {
     fn is_ready(&self) -> bool {
         self.state == WorkerState::Ready
     }
+}
+
+/// Whether a worker with these models takes a turn for `model`.
+fn serves(models: &[String], model: Option<&str>) -> bool {
+    model.is_none_or(|wanted| models.is_empty() || models.iter().any(|known| known == wanted))
 }
 
 /// Which workers to prefer.
@@ -101,10 +110,13 @@ pub(crate) struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn accepts(&self, id: WorkerId, worker: &Worker) -> bool {
+        self.accepts_but_model(id, worker) && worker.serves(self.model)
+    }
+
+    fn accepts_but_model(&self, id: WorkerId, worker: &Worker) -> bool {
         worker.is_ready()
             && worker.breaker.admits() == (self.tier == Tier::Well)
             && (!self.slot || worker.has_slot())
-            && worker.serves(self.model)
             && !self.except.contains(&id)
     }
 }
@@ -135,6 +147,16 @@ impl Workers {
     ) {
         self.by_id.entry(id).or_insert_with(fresh);
         self.change(id, change);
+    }
+
+    /// Sets what is known of a worker.
+    pub(crate) fn inform(&mut self, id: WorkerId, info: WorkerInfo) {
+        let shared = self.by_id.values().filter_map(|w| w.models.as_ref()).find(|m| ***m == *info.models);
+        let models = shared.map_or_else(|| Arc::from(info.models.as_slice()), Arc::clone);
+        self.change(id, |worker| {
+            worker.info = Some(info);
+            worker.models = Some(models);
+        });
     }
 
     /// Changes a worker and keeps the indexes true. `None` when there is no such worker.
@@ -228,9 +250,8 @@ pub(crate) struct Eligible<'a> {
 }
 
 impl Eligible<'_> {
-    fn by_load(&self) -> impl Iterator<Item = Candidate> {
-        let index = if self.wanted.slot { &self.workers.free } else { &self.workers.ready };
-        index.iter().filter_map(|&(_, id)| self.get(id))
+    const fn index(&self) -> &BTreeSet<(u64, WorkerId)> {
+        if self.wanted.slot { &self.workers.free } else { &self.workers.ready }
     }
 }
 
@@ -241,10 +262,34 @@ impl Fleet for Eligible<'_> {
     }
 
     fn lightest(&self) -> Option<Candidate> {
-        self.by_load().next()
+        self.index().iter().find_map(|&(_, id)| self.get(id))
     }
 
     fn all(&self, out: &mut Vec<Candidate>) {
-        out.extend(self.by_load());
+        let index = self.index();
+        // Walking the table is cheaper than looking most of it up; with few workers in question it is not.
+        if index.len() < self.workers.by_id.len() / 8 {
+            let start = out.len();
+            out.extend(index.iter().filter_map(|&(_, id)| self.get(id)));
+            if let Some(added) = out.get_mut(start..) {
+                added.sort_unstable_by_key(|c| c.worker);
+            }
+            return;
+        }
+        let mut last: Option<(&Arc<[String]>, bool)> = None;
+        for (id, worker) in self.workers.iter() {
+            let Some(models) = &worker.models else { continue };
+            if !self.wanted.accepts_but_model(id, worker) {
+                continue;
+            }
+            let served = match last {
+                Some((seen, served)) if Arc::ptr_eq(seen, models) => served,
+                Some(_) | None => serves(models, self.wanted.model),
+            };
+            last = Some((models, served));
+            if served {
+                out.push(Candidate { worker: id, load: worker.meter.load() });
+            }
+        }
     }
 }
