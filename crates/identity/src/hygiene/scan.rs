@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use memchr::memchr2;
+use memchr::memchr;
 
 /// A place in a body.
 #[derive(Debug, Clone, Copy)]
@@ -61,12 +61,13 @@ impl<'a> Cursor<'a> {
         }
         let start = self.at;
         loop {
-            self.at += memchr2(b'"', b'\\', self.body.get(self.at..)?)?;
-            if self.peek() == Some(b'"') {
-                self.at += 1;
-                return Some(start..self.at - 1);
+            let quote = self.at + memchr(b'"', self.body.get(self.at..)?)?;
+            self.at = quote + 1;
+            // Behind an even number of backslashes (none, mostly) it ends the string.
+            let slashes = self.body[start..quote].iter().rev().take_while(|b| **b == b'\\').count();
+            if slashes % 2 == 0 {
+                return Some(start..quote);
             }
-            self.at += 2;
         }
     }
 
