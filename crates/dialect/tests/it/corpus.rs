@@ -23,7 +23,8 @@ fn replay(target: &str, check: fn(&[u8])) {
     files.sort();
     assert!(!files.is_empty(), "{} is empty", folder.display());
     for file in files {
-        println!("{}", file.display());
+        // The name of the file at hand is the only hint at what failed.
+        eprintln!("{}", file.display());
         check(&std::fs::read(&file).expect("corpus file"));
     }
 }

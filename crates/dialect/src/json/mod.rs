@@ -16,10 +16,13 @@
 //!   differently and so makes other prompts of them.
 //! - Not a cryptographic hash: who makes two bodies collide confuses only calls of their own program.
 
-use std::borrow::Cow;
+mod fields;
+mod text;
 
-use memchr::memchr2;
 use xxhash_rust::xxh3::{xxh3_128, xxh3_128_with_seed};
+
+use fields::parse_f64;
+pub(crate) use text::write_text;
 
 use crate::limits::{DIGEST_UNORDERED_MEMBERS_MAX, JSON_DEPTH_MAX};
 
@@ -57,9 +60,6 @@ mod seed {
     pub(super) const OBJECT: u64 = 8;
     pub(super) const ORDERED_MEMBER: u64 = 9;
 }
-
-/// How far a text is searched byte by byte before the vectorised search starts: escapes come in dense runs.
-const NEAR: usize = 16;
 
 /// The reader. Each method that reads a value reads exactly one and leaves its digest in [`Self::digest`].
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl<'a> Scanner<'a> {
     /// Reads any value.
     pub(crate) fn skip(&mut self) -> Scan {
         match self.peek()? {
-            Kind::Text => self.text_unwanted(),
+            Kind::Text => self.text_span().map(drop),
             Kind::Object => self.object(|scan, _| scan.skip()),
             Kind::Array => self.array(|scan, _| scan.skip()),
             Kind::Number => self.number().map(drop),
@@ -187,136 +187,6 @@ impl<'a> Scanner<'a> {
             self.last = pair(seed::ARRAY, chain, u128::try_from(index).unwrap_or_default());
         }
         Ok(())
-    }
-
-    /// Reads a text, unescaped. Lone surrogates come as their three-byte generalised UTF-8 form.
-    pub(crate) fn text(&mut self) -> Scan<Cow<'a, [u8]>> {
-        if !self.take(b'"') {
-            return Err(self.syntax());
-        }
-        let start = self.at;
-        let text = if self.plain_run()? {
-            Cow::Borrowed(&self.bytes[start..self.at - 1])
-        } else {
-            let mut out = self.bytes[start..self.at - 1].to_vec();
-            self.rest_unescaped(&mut out)?;
-            Cow::Owned(out)
-        };
-        if self.hashing {
-            self.last = xxh3_128_with_seed(&text, seed::TEXT);
-        }
-        Ok(text)
-    }
-
-    /// Reads a text that nobody wants to see.
-    fn text_unwanted(&mut self) -> Scan {
-        self.at += 1;
-        let start = self.at;
-        if self.plain_run()? {
-            if self.hashing {
-                self.last = xxh3_128_with_seed(&self.bytes[start..self.at - 1], seed::TEXT);
-            }
-            return Ok(());
-        }
-        if !self.hashing {
-            return self.rest_ignored();
-        }
-        let mut scratch = std::mem::take(&mut self.scratch);
-        scratch.clear();
-        scratch.extend_from_slice(&self.bytes[start..self.at - 1]);
-        let read = self.rest_unescaped(&mut scratch);
-        self.last = xxh3_128_with_seed(&scratch, seed::TEXT);
-        self.scratch = scratch;
-        read
-    }
-
-    /// Moves behind the next quote (`true`) or backslash (`false`) of a text.
-    fn plain_run(&mut self) -> Scan<bool> {
-        let rest = &self.bytes[self.at..];
-        let near = rest.iter().take(NEAR).position(|byte| matches!(byte, b'"' | b'\\'));
-        let found = near.or_else(|| {
-            let far = rest.get(NEAR..)?;
-            memchr2(b'"', b'\\', far).map(|at| at + NEAR)
-        });
-        match found {
-            Some(at) => {
-                self.at += at + 1;
-                Ok(rest[at] == b'"')
-            }
-            None => Err(ScanError::Syntax(self.bytes.len())),
-        }
-    }
-
-    /// Reads on behind a backslash to the end of the text and appends it to `out`, unescaped.
-    fn rest_unescaped(&mut self, out: &mut Vec<u8>) -> Scan {
-        loop {
-            self.escape(out)?;
-            let start = self.at;
-            let over = self.plain_run()?;
-            out.extend_from_slice(&self.bytes[start..self.at - 1]);
-            if over {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Reads on behind a backslash to the end of the text.
-    fn rest_ignored(&mut self) -> Scan {
-        let mut ignored = Vec::new();
-        loop {
-            self.escape(&mut ignored)?;
-            ignored.clear();
-            if self.plain_run()? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Reads an escape behind its backslash.
-    fn escape(&mut self, out: &mut Vec<u8>) -> Scan {
-        let plain = match self.bytes.get(self.at) {
-            Some(byte @ (b'"' | b'\\' | b'/')) => *byte,
-            Some(b'b') => 0x08,
-            Some(b'f') => 0x0C,
-            Some(b'n') => b'\n',
-            Some(b'r') => b'\r',
-            Some(b't') => b'\t',
-            Some(b'u') => {
-                self.at += 1;
-                return self.unicode_escape(out);
-            }
-            _ => return Err(self.syntax()),
-        };
-        self.at += 1;
-        out.push(plain);
-        Ok(())
-    }
-
-    fn unicode_escape(&mut self, out: &mut Vec<u8>) -> Scan {
-        let mut code = self.hex4()?;
-        if (0xD800..0xDC00).contains(&code) && self.bytes[self.at..].starts_with(b"\\u") {
-            let back = self.at;
-            self.at += 2;
-            let low = self.hex4()?;
-            if (0xDC00..0xE000).contains(&low) {
-                code = 0x1_0000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-            } else {
-                self.at = back;
-            }
-        }
-        push_code_point(out, code);
-        Ok(())
-    }
-
-    fn hex4(&mut self) -> Scan<u32> {
-        let mut code = 0;
-        for _ in 0..4 {
-            let digit = self.bytes.get(self.at).and_then(|byte| char::from(*byte).to_digit(16));
-            let Some(digit) = digit else { return Err(self.syntax()) };
-            code = code * 16 + digit;
-            self.at += 1;
-        }
-        Ok(code)
     }
 
     /// Reads a number and hands out its literal.
@@ -451,106 +321,6 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// Lenient readers of single fields: a value of another type is read over and gives `None`.
-impl<'a> Scanner<'a> {
-    /// A text.
-    pub(crate) fn text_or_skip(&mut self) -> Scan<Option<Cow<'a, [u8]>>> {
-        if self.peek()? == Kind::Text { self.text().map(Some) } else { self.skip().map(|()| None) }
-    }
-
-    /// A text of valid UTF-8.
-    pub(crate) fn string(&mut self) -> Scan<Option<String>> {
-        Ok(self.text_or_skip()?.and_then(|text| String::from_utf8(text.into_owned()).ok()))
-    }
-
-    /// A whole number that is not negative; `16.0` and `"16"` count, as they do for the engines' validators.
-    pub(crate) fn unsigned(&mut self) -> Scan<Option<u64>> {
-        match self.peek()? {
-            Kind::Number => self.number().map(parse_unsigned),
-            Kind::Text => self.text().map(|text| parse_unsigned(text.trim_ascii())),
-            _ => self.skip().map(|()| None),
-        }
-    }
-
-    /// A truth value as the engines' validators (pydantic) read it: also 0, 1 and words such as "yes".
-    pub(crate) fn truth(&mut self) -> Scan<Option<bool>> {
-        match self.peek()? {
-            Kind::Bool | Kind::Null => self.word(),
-            Kind::Number => Ok(match parse_f64(self.number()?) {
-                0.0 => Some(false),
-                1.0 => Some(true),
-                _ => None,
-            }),
-            Kind::Text => Ok(match &*self.text()?.to_ascii_lowercase() {
-                b"0" | b"off" | b"f" | b"false" | b"n" | b"no" => Some(false),
-                b"1" | b"on" | b"t" | b"true" | b"y" | b"yes" => Some(true),
-                _ => None,
-            }),
-            _ => self.skip().map(|()| None),
-        }
-    }
-
-    /// The text at `path` inside objects.
-    pub(crate) fn text_at(&mut self, path: &[&[u8]]) -> Scan<Option<Cow<'a, [u8]>>> {
-        let [name, rest @ ..] = path else { return self.text_or_skip() };
-        let mut found = None;
-        self.members(|scan, key| {
-            if key != *name {
-                return scan.skip();
-            }
-            found = scan.text_at(rest)?;
-            Ok(())
-        })?;
-        Ok(found)
-    }
-
-    /// The members of an object; any other value is read over.
-    pub(crate) fn members(&mut self, member: impl FnMut(&mut Self, &[u8]) -> Scan) -> Scan {
-        if self.peek()? == Kind::Object { self.object(member) } else { self.skip() }
-    }
-
-    /// The items of an array; any other value is read over.
-    pub(crate) fn items(&mut self, item: impl FnMut(&mut Self, usize) -> Scan) -> Scan {
-        if self.peek()? == Kind::Array { self.array(item) } else { self.skip() }
-    }
-
-    /// A list of token ids, at most `max`; `None` when it is anything else.
-    pub(crate) fn token_ids(&mut self, max: usize) -> Scan<Option<Vec<u32>>> {
-        if self.peek()? != Kind::Array {
-            return self.skip().map(|()| None);
-        }
-        let mut tokens = Some(Vec::new());
-        self.array(|scan, _| scan.token_id(&mut tokens, max))?;
-        Ok(tokens)
-    }
-
-    /// One item of a list of token ids; spoils the list when it is none.
-    pub(crate) fn token_id(&mut self, tokens: &mut Option<Vec<u32>>, max: usize) -> Scan {
-        let token = match self.peek()? {
-            Kind::Number => self.number().map(parse_unsigned)?,
-            _ => self.skip().map(|()| None)?,
-        };
-        match (tokens.as_mut(), token.and_then(|token| u32::try_from(token).ok())) {
-            (Some(list), Some(token)) if list.len() < max => list.push(token),
-            _ => *tokens = None,
-        }
-        Ok(())
-    }
-}
-
-fn parse_f64(literal: &[u8]) -> f64 {
-    std::str::from_utf8(literal).ok().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN)
-}
-
-fn parse_unsigned(literal: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(literal).ok()?;
-    if let Ok(number) = text.parse() {
-        return Some(number);
-    }
-    let (whole, zeros) = text.split_once('.')?;
-    (!zeros.is_empty() && zeros.bytes().all(|byte| byte == b'0')).then(|| whole.parse().ok()).flatten()
-}
-
 fn float_digest(value: f64) -> u128 {
     xxh3_128_with_seed(&value.to_bits().to_le_bytes(), seed::FLOAT)
 }
@@ -572,39 +342,4 @@ fn halves(digest: u128) -> [u64; 2] {
         u64::from_le_bytes(half)
     };
     [half(0), half(8)]
-}
-
-fn push_code_point(out: &mut Vec<u8>, code: u32) {
-    if let Some(scalar) = char::from_u32(code) {
-        out.extend_from_slice(scalar.encode_utf8(&mut [0; 4]).as_bytes());
-    } else {
-        let six = |shift: u32| 0x80 | u8::try_from((code >> shift) & 0x3F).unwrap_or_default();
-        out.extend_from_slice(&[0xE0 | u8::try_from(code >> 12).unwrap_or_default(), six(6), six(0)]);
-    }
-}
-
-/// Appends `text` as a JSON string.
-pub(crate) fn write_text(out: &mut Vec<u8>, text: &str) {
-    out.push(b'"');
-    let mut from = 0;
-    for (at, byte) in text.bytes().enumerate() {
-        let short = match byte {
-            b'"' => b"\\\"".as_slice(),
-            b'\\' => b"\\\\",
-            b'\n' => b"\\n",
-            b'\r' => b"\\r",
-            b'\t' => b"\\t",
-            0..0x20 => b"",
-            _ => continue,
-        };
-        out.extend_from_slice(&text.as_bytes()[from..at]);
-        if short.is_empty() {
-            out.extend_from_slice(format!("\\u{byte:04x}").as_bytes());
-        } else {
-            out.extend_from_slice(short);
-        }
-        from = at + 1;
-    }
-    out.extend_from_slice(&text.as_bytes()[from..]);
-    out.push(b'"');
 }
