@@ -145,7 +145,7 @@ fn advice(identity: &Identity, plan: Option<&HygienePlan>) -> Vec<String> {
         Some(IdentitySource::BodyField) if identity.harness == Harness::ClaudeCode => advice
             .push("let the proxy in between pass the x-claude-code-* headers on: they mark the subagents"),
         Some(IdentitySource::GenericHeader | IdentitySource::BodyField)
-            if identity.harness == Harness::Unknown =>
+            if identity.shared && identity.harness == Harness::Unknown =>
         {
             advice.push(
                 "if this client runs several agents, give each an x-tandem-session-id of its own and name its \

@@ -42,6 +42,9 @@ pub(crate) fn detect(head: &RequestHead<'_>, facts: Option<&TurnFacts>) -> Harne
     if let Some((_, harness)) = HEADERS.iter().find(|(name, _)| head.headers.contains_key(*name)) {
         return *harness;
     }
+    if head.headers.contains_key("thread-id") && head.headers.contains_key("session-id") {
+        return Harness::Codex;
+    }
     // Claude Code's first call comes from its runtime, before its own client is up.
     if head.method == Method::HEAD && head.path_only() == "/api/hello" && starts_with(agent, "Bun/") {
         return Harness::ClaudeCode;

@@ -232,10 +232,12 @@ pub struct HoldTolerance {
 }
 
 impl HoldTolerance {
-    /// The longest wait, in whichever way, that is known to be survived.
+    /// The longest wait that is known to be survived: with the early 200 where there is one, else silently.
+    /// One way excludes the other, even where the silent one would last longer (OpenClaw): something in
+    /// between might cut a silent connection.
     #[must_use]
     pub fn longest(&self) -> Duration {
-        self.early_200.map_or(self.silent, |k| self.silent.max(k.proven))
+        self.early_200.map_or(self.silent, |k| k.proven)
     }
 }
 

@@ -292,10 +292,12 @@ fn session_in_user_id(user_id: &str) -> Option<String> {
 /// Whether several agents may speak under the program that a mapping gave.
 fn may_be_shared(mapping: &Mapping, harness: Harness) -> bool {
     match (mapping.source, mapping.agents) {
-        // These two put custom headers on the requests of all their agents alike.
-        (IdentitySource::Canonical, _) => matches!(harness, Harness::ClaudeCode | Harness::Codex),
-        // Pi has no subagents.
-        (_, Agents::Unmarked) => harness != Harness::Pi,
+        // These two put one and the same foreign header on the requests of all their agents.
+        (IdentitySource::Canonical | IdentitySource::GenericHeader, Agents::OwnSession { .. }) => {
+            matches!(harness, Harness::ClaudeCode | Harness::Codex)
+        }
+        // Pi has no subagents, and those of OpenCode have sessions of their own.
+        (_, Agents::Unmarked) => !matches!(harness, Harness::Pi | Harness::OpenCode),
         (_, Agents::OwnSession { .. } | Agents::Marked { .. }) => false,
     }
 }

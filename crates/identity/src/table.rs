@@ -152,12 +152,18 @@ pub const MAPPINGS: &[Mapping] = &[
             "session-id",
             "x-session-affinity",
             "x_session_affinity",
-            "x-smg-routing-key",
-            "x_smg_routing_key",
         ]),
+        agents: Agents::OwnSession { parent: &[] },
+        when: When::Always,
+        measured_with: "pi 1.6.0 (session_id, session-id, x-session-affinity); vllm-router 0.1.17",
+    },
+    // A key for placement: whoever sets it may put many sessions under one.
+    Mapping {
+        source: IdentitySource::GenericHeader,
+        session: Place::Headers(&["x-smg-routing-key", "x_smg_routing_key"]),
         agents: Agents::Unmarked,
         when: When::Always,
-        measured_with: "pi 1.6.0 (session_id, session-id, x-session-affinity); vllm-router 0.1.17; smg",
+        measured_with: "sglang-router 0.3.2",
     },
     Mapping {
         source: IdentitySource::BodyField,
@@ -176,7 +182,7 @@ pub const MAPPINGS: &[Mapping] = &[
     Mapping {
         source: IdentitySource::BodyField,
         session: Place::BodySessionId,
-        agents: Agents::Unmarked,
+        agents: Agents::OwnSession { parent: &[] },
         when: When::Always,
         measured_with: "vllm-router 0.1.17 body fields",
     },

@@ -84,8 +84,23 @@ fn opencode_by_either_name_and_the_bare_session_header() {
     assert_found(&[("x-session-id", "c"), ("x-parent-session-id", "p")], "OpenCode c < p");
     assert_found(&[("x-session-id", "c"), ("user-agent", "opencode/1.18.33")], "OpenCode c");
     assert_found(&[("X-Session-ID", "c")], "GenericHeader c");
-    assert!(with(&[("x-session-id", "c")]).identify().shared);
     assert!(!with(&[("x-session-id", "c"), ("x-parent-session-id", "p")]).identify().shared);
+}
+
+/// What nobody marks may be several agents, unless the sender is known to have one per id.
+#[test]
+fn who_may_share_an_id() {
+    let shared = |request: &Request| request.identify().shared;
+    assert!(!shared(&with(&[("x-session-id", "s")])));
+    assert!(shared(&with(&[("x-smg-routing-key", "k")])));
+    assert!(shared(&with(&[("x-session-id", "s"), ("user-agent", "claude-cli/2.1.332 (external, cli)")])));
+    assert!(!shared(&body(&json!({"session_id": "s"}))));
+    // By its maker's description a key for requests with a common prefix, not for one session.
+    let keyed = body(&json!({"prompt_cache_key": "k"}));
+    assert!(shared(&keyed));
+    assert!(!shared(&keyed.clone().with("user-agent", "opencode/1.18.33")));
+    assert!(!shared(&keyed.with("user-agent", "pi/1.6.0 (linux)")));
+    assert!(shared(&messages(r#"{"session_id":"s"}"#)));
 }
 
 /// I-TAB-3: both spellings of names that proxies touch.
