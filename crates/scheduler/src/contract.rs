@@ -6,12 +6,14 @@
 //! - I-SCH-2 a turn has at most one outstanding `Dispatch`. A second one follows only a `TurnFailed`, so
 //!   nothing is executed twice by our doing after its first byte.
 //! - I-SCH-3 effects are a function of (config, seed, inputs with their times) and nothing else.
-//! - I-SCH-4 every `TurnArrived` and every `TurnFailed` of a known turn is answered in the same call by one
-//!   `Dispatch`, `Hold` or `Reject` of that turn. A `Hold` is followed, in the same or a further call, by a
+//! - I-SCH-4 every `TurnArrived` and every `TurnFailed` of a turn without a first byte is answered in the same
+//!   call by one `Dispatch`, `Hold` or `Reject` of that turn. A `Hold` is followed, in the same or a further call, by a
 //!   `Dispatch`, a `Reject` or a `Supersede`, or ended by `ClientGone`.
 //! - I-SCH-5 each `Dispatch` comes right after the `Record` that explains it.
 //!
-//! An input that names a turn that is over is late, not wrong: it is counted and has no effect.
+//! Deadlines that have passed are dealt with before the input: a call may bring effects for any turn, and a `Reject`
+//! for the very turn whose client is reported gone. An input that names a turn that is over is late, not wrong: it
+//! is counted and has no effect.
 
 use std::time::Duration;
 
