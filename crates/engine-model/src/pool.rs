@@ -25,7 +25,10 @@ pub(crate) type BlockIx = u32;
 
 const NONE: BlockIx = BlockIx::MAX;
 
+/// One cache line holds two of these and none straddles two: what costs is how many lines a run of blocks
+/// touches.
 #[derive(Debug, Clone)]
+#[repr(align(32))]
 struct Block {
     /// Valid while `cached`.
     key: u64,
@@ -35,7 +38,12 @@ struct Block {
     next: BlockIx,
     /// The next younger copy of the same key.
     copy: BlockIx,
+    /// A guess at the block that continues this one: where a lookup went last time. It spares a visit to
+    /// the index, whose entries lie all over the memory.
+    child: BlockIx,
     cached: bool,
+    /// Whether the key has, or had, other copies.
+    copied: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -55,7 +63,16 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool of `total` empty blocks.
     pub(crate) fn new(total: u32, uncached_first: bool) -> Self {
-        let block = Block { key: 0, refs: 0, prev: NONE, next: NONE, copy: NONE, cached: false };
+        let block = Block {
+            key: 0,
+            refs: 0,
+            prev: NONE,
+            next: NONE,
+            copy: NONE,
+            child: NONE,
+            cached: false,
+            copied: false,
+        };
         let mut pool = Self {
             blocks: vec![block; total as usize],
             index: HashMap::default(),
@@ -103,10 +120,12 @@ impl Pool {
     /// Takes hold of up to `count` leading cached blocks; returns how many there were.
     pub(crate) fn hold_prefix(&mut self, chain: &Chain, count: usize, into: &mut Vec<BlockIx>) -> usize {
         let before = into.len();
+        let mut parent = NONE;
         for i in 0..count {
-            let Some(block) = self.find(chain.get(i)) else { break };
+            let Some(block) = self.find_after(parent, chain.get(i)) else { break };
             self.hold(block);
             into.push(block);
+            parent = block;
         }
         into.len() - before
     }
@@ -152,11 +171,14 @@ impl Pool {
         let entry = self.block_mut(block);
         entry.key = key;
         entry.cached = true;
+        entry.copied = false;
         entry.copy = NONE;
         let mut last = *self.index.entry(key).or_insert(block);
         if last == block {
             return;
         }
+        self.block_mut(block).copied = true;
+        self.block_mut(last).copied = true;
         while self.block(last).copy != NONE {
             last = self.block(last).copy;
         }
@@ -197,6 +219,23 @@ impl Pool {
         Some(oldest)
     }
 
+    /// As [`find`](Self::find), for the block after `parent`.
+    fn find_after(&mut self, parent: BlockIx, key: Option<u64>) -> Option<BlockIx> {
+        let guess = self.blocks.get(parent as usize).map_or(NONE, |parent| parent.child);
+        if let Some(block) = self.blocks.get(guess as usize)
+            && block.cached
+            && !block.copied
+            && Some(block.key) == key
+        {
+            return Some(guess);
+        }
+        let found = self.find(key)?;
+        if let Some(parent) = self.blocks.get_mut(parent as usize) {
+            parent.child = found;
+        }
+        Some(found)
+    }
+
     fn hold(&mut self, block: BlockIx) {
         if self.block(block).refs == 0 {
             self.dequeue(block);
@@ -209,7 +248,7 @@ impl Pool {
 
     /// Takes the key from a cached block that has just left the free queue.
     fn forget(&mut self, block: BlockIx) -> u64 {
-        let (key, younger) = (self.block(block).key, self.block(block).copy);
+        let Block { key, copy: younger, .. } = *self.block(block);
         let oldest = self.index.get(&key).copied().unwrap_or(NONE);
         if oldest != block {
             let mut before = oldest;
@@ -329,7 +368,7 @@ mod tests {
         published: usize,
     }
 
-    /// Ids of the first blocks of one of 12 texts: a binary tree, so that texts share prefixes.
+    /// Ids of the first blocks of a text: a binary tree, so that texts share prefixes.
     fn chain(text: u64, length: usize) -> Chain {
         let ids = (0..length as u64).map(|i| (1 << i.min(20)) * 1_000 + (text & ((1 << i.min(3)) - 1)) + i);
         Chain::Hashed(ids.collect())
