@@ -3,3 +3,4 @@
 pub mod answer_body;
 pub mod request_body;
 pub mod sse;
+pub mod trace_reader;

@@ -182,3 +182,25 @@ fn hold(line: &mut Line, part: &[u8], options: &ReadOptions) {
         line.bytes.shrink_to_fit();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_is_stepped_over_is_not_held() {
+        let head =
+            r#"{"timestamp":5,"event":{"schema":"dynamo.request.trace.v1","event_type":"request_payload","#;
+        let text = format!("{head}\"payload\":\"{}\"}}}}\n{{}}\n", "x".repeat(20 << 20));
+        let mut lines = Lines::new(text.as_bytes(), ReadOptions::default());
+        let Ok(Piece::Line(line)) = lines.next_piece() else { panic!("a line") };
+        assert_eq!((line.held, line.length), (Held::SteppedOver, text.len() as u64 - 4));
+        assert!(line.bytes.capacity() <= 4 * PEEK_BYTES, "{} bytes held", line.bytes.capacity());
+        let held_whole = ReadOptions { payloads: true, ..ReadOptions::default() };
+        let mut lines = Lines::new(text.as_bytes(), held_whole);
+        assert!(matches!(lines.next_piece(), Ok(Piece::Line(line)) if line.bytes.len() > 20 << 20));
+        assert!(
+            matches!(lines.next_piece(), Ok(Piece::Line(line)) if line.bytes == b"{}" && line.number == 2)
+        );
+    }
+}

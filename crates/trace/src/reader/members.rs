@@ -7,13 +7,15 @@ use flate2::bufread::GzDecoder;
 use super::report::Problem;
 
 /// First bytes of a gzip member.
-const MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
+static MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
 
-/// An input that remembers its own failures, to tell them from damage of what it holds.
+/// An input that remembers its own failures, to tell them from damage of what it holds, and that can take
+/// back the bytes by which a member was recognised.
 #[derive(Debug)]
 pub(super) struct Watched<R> {
     inner: R,
     failed: bool,
+    back: &'static [u8],
 }
 
 impl<R: BufRead> Watched<R> {
@@ -29,13 +31,17 @@ impl<R: BufRead> Watched<R> {
 
 impl<R: BufRead> Read for Watched<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let result = self.inner.read(buf);
-        self.note(result)
+        let count = self.fill_buf()?.read(buf)?;
+        self.consume(count);
+        Ok(count)
     }
 }
 
 impl<R: BufRead> BufRead for Watched<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if !self.back.is_empty() {
+            return Ok(self.back);
+        }
         if let Err(error) = self.inner.fill_buf() {
             return self.note(Err(error));
         }
@@ -43,7 +49,11 @@ impl<R: BufRead> BufRead for Watched<R> {
     }
 
     fn consume(&mut self, count: usize) {
-        self.inner.consume(count);
+        if self.back.is_empty() {
+            self.inner.consume(count);
+        } else {
+            self.back = self.back.get(count..).unwrap_or(&[]);
+        }
     }
 }
 
@@ -80,7 +90,7 @@ pub(super) struct Members<R> {
 
 impl<R: BufRead> Members<R> {
     pub(super) const fn new(input: R) -> Self {
-        Self { state: State::Fresh(Watched { inner: input, failed: false }), member: 0 }
+        Self { state: State::Fresh(Watched { inner: input, failed: false, back: &[] }), member: 0 }
     }
 
     /// Reads more text into `buffer`, which must not be empty.
@@ -89,10 +99,16 @@ impl<R: BufRead> Members<R> {
             match std::mem::replace(&mut self.state, State::Over) {
                 State::Over => return Ok(Chunk::End),
                 State::Fresh(mut input) => {
-                    let head = fill(&mut input)?;
-                    let gzip =
-                        !head.is_empty() && MAGIC.starts_with(head.get(..head.len().min(3)).unwrap_or(&[]));
-                    if gzip {
+                    let known = recognise(&mut input)?;
+                    input.back = MAGIC.get(..known).unwrap_or(&[]);
+                    // Less than three bytes that fit are a gzip file cut very early.
+                    let cut = known > 0 && known < MAGIC.len() && {
+                        input.back = &[];
+                        let over = fill(&mut input)?.is_empty();
+                        input.back = MAGIC.get(..known).unwrap_or(&[]);
+                        over
+                    };
+                    if known == MAGIC.len() || cut {
                         self.enter(input);
                     } else {
                         self.state = State::Plain(input);
@@ -188,23 +204,31 @@ fn fill<R: BufRead>(input: &mut Watched<R>) -> io::Result<&[u8]> {
     input.fill_buf()
 }
 
-/// Goes to what looks like the start of a member. A start that lies across two reads of the input is found
-/// when its first byte is the last of the first read: decoding decides whether it is one.
+/// Takes bytes as long as they fit the start of a member; gives their number.
+fn recognise<R: BufRead>(input: &mut Watched<R>) -> io::Result<usize> {
+    let mut known = 0;
+    while let Some(next) = MAGIC.get(known) {
+        if fill(input)?.first() != Some(next) {
+            break;
+        }
+        input.consume(1);
+        known += 1;
+    }
+    Ok(known)
+}
+
+/// Goes to what looks like the start of a member.
 fn find_member<R: BufRead>(input: &mut Watched<R>) -> io::Result<bool> {
     loop {
         let bytes = fill(input)?;
         if bytes.is_empty() {
             return Ok(false);
         }
-        let found = bytes.iter().enumerate().position(|(at, byte)| {
-            *byte == MAGIC[0] && {
-                let rest = bytes.get(at..).unwrap_or(&[]);
-                MAGIC.starts_with(rest.get(..rest.len().min(3)).unwrap_or(&[]))
-            }
-        });
-        let skip = found.unwrap_or(bytes.len());
+        let skip = bytes.iter().position(|byte| *byte == MAGIC[0]).unwrap_or(bytes.len());
         input.consume(skip);
-        if found.is_some() {
+        // No start can begin inside of another: all three bytes differ.
+        if recognise(input)? == MAGIC.len() {
+            input.back = &MAGIC;
             return Ok(true);
         }
     }

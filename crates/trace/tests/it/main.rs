@@ -8,6 +8,7 @@
 )]
 
 mod config;
+mod corpus;
 mod files;
 mod hashes;
 mod loading;
