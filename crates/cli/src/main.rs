@@ -1,3 +1,103 @@
-//! The one binary, `tandem`.
+//! The one binary, `tandem`: argument parsing, layering of configuration, signals, exit codes.
+//!
+//! Exit codes: 0 done, 1 failed while running, 2 wrong arguments or configuration.
+//! Architecture: this crate alone knows clap and the process environment.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod config;
+mod demo;
+mod doctor;
+mod logging;
+mod mock_engine;
+mod serve;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A session-aware serving layer for agentic LLM inference.
+///
+/// Stands in front of stock vLLM and SGLang engines and schedules agent sessions, not requests.
+#[derive(Debug, Parser)]
+#[command(name = "tandem", version, propagate_version = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    logging: logging::LogArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway in front of engines.
+    Serve(Box<serve::ServeArgs>),
+    /// See what it does in a minute: two modelled engines, a gateway, and agent sessions through real HTTP.
+    Demo(demo::DemoArgs),
+    /// Run one modelled engine that speaks vLLM's or SGLang's HTTP API and KV event sockets.
+    MockEngine(Box<mock_engine::MockEngineArgs>),
+    /// Find out what a harness sends, or what an engine lacks.
+    Doctor(doctor::DoctorArgs),
+    /// Check or show the configuration.
+    Config(config::ConfigArgs),
+}
+
+/// How a command ended badly.
+#[derive(Debug)]
+enum Failure {
+    /// The arguments or the configuration are wrong: exit code 2.
+    Usage(anyhow::Error),
+    /// Something went wrong while running: exit code 1.
+    Run(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Run(error)
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the last word of a failing command")]
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let default_level = match args.command {
+        Command::Serve(_) => "info",
+        Command::Demo(_) | Command::MockEngine(_) | Command::Doctor(_) | Command::Config(_) => "warn",
+    };
+    logging::init(&args.logging, default_level);
+    match run(args.command) {
+        Ok(code) => code,
+        Err(Failure::Usage(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+        Err(Failure::Run(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    if let Command::Config(args) = command {
+        return config::run(args);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("tandem")
+        .build()
+        .map_err(|e| Failure::Run(anyhow::Error::new(e).context("starting the runtime")))?;
+    let result = runtime.block_on(async {
+        match command {
+            Command::Serve(args) => serve::run(*args).await,
+            Command::Demo(args) => demo::run(args).await,
+            Command::MockEngine(args) => mock_engine::run(*args).await,
+            Command::Doctor(args) => doctor::run(args).await,
+            Command::Config(args) => config::run(args),
+        }
+    });
+    // Every task of ours has ended by now; a lookup stuck in the resolver's thread must not keep us.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    result
+}
