@@ -123,6 +123,7 @@ mod tests {
         assert_eq!(kv_hit_rate(0, 0, None), None);
     }
 
+    /// I-TIM-1.
     #[test]
     fn moments_out_of_order_or_missing_give_no_negative_time() {
         let moments = Moments {

@@ -16,6 +16,7 @@ fn trace(config: &TraceConfig, id: &str) {
     assert!(fanout.close(Time::ZERO, 2).iter().all(|close| close.error.is_none()));
 }
 
+/// I-FIL-1, I-FIL-2.
 #[test]
 fn segments_are_numbered_on_and_never_appended_to() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -19,6 +19,7 @@ fn size(tokens: u32) -> NonZeroU32 {
     NonZeroU32::new(tokens).expect("not zero")
 }
 
+/// I-HSH-1, I-HSH-2, I-HSH-3.
 #[test]
 fn a_prompt_of_the_reference_system_has_its_hashes() {
     let blocks: Blocks =
@@ -65,6 +66,7 @@ fn a_prompt_that_ends_on_a_block_boundary_starts_the_output_with_a_fresh_block()
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// I-HSH-4.
     #[test]
     fn whole_prompt_blocks_then_output_are_the_chain_over_both(
         input in prop::collection::vec(any::<u32>(), 0..200),

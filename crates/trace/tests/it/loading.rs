@@ -46,6 +46,7 @@ fn loads(text: &str) -> Result<usize, String> {
     if ids.is_empty() { Err("no requests".to_owned()) } else { Ok(ids.len()) }
 }
 
+/// I-TRC-1, I-TRC-2.
 #[test]
 fn the_main_file_of_mixed_traffic_passes_the_rules_of_the_reference_loader() {
     let folder = tempfile::tempdir().expect("a folder");

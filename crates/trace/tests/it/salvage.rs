@@ -30,6 +30,7 @@ fn problems(bytes: &[u8]) -> Vec<(Option<u32>, Option<u64>, Problem)> {
     found.into_iter().map(|f| (f.place.member, f.place.line, f.problem)).collect()
 }
 
+/// I-RDR-1.
 #[test]
 fn the_collection_of_odd_things_is_read_and_reported_as_agreed() {
     let agreed: Value = serde_json::from_str(include_str!("../fixtures/odd-files.json")).expect("fixture");
@@ -57,6 +58,7 @@ fn strict_reading_ends_at_the_first_oddity() {
     assert!(reader.next().is_none());
 }
 
+/// I-RDR-4.
 #[test]
 fn a_plain_file_cut_at_any_byte_gives_all_whole_rows_and_at_most_one_finding() {
     let text = line("a") + &line("b") + &line("c");
@@ -144,6 +146,7 @@ fn kinds_of_bad_lines_are_told_apart() {
     assert_eq!(problems(&bad), [(None, Some(1), Problem::NotUtf8)]);
 }
 
+/// I-TRC-3.
 #[test]
 fn no_finding_repeats_content() {
     let text =
@@ -155,6 +158,7 @@ fn no_finding_repeats_content() {
     assert!(!serde_json::to_string(&report).expect("encodes").contains("SECRET"));
 }
 
+/// I-RDR-2.
 #[test]
 fn contradictions_are_taken_out_and_told() {
     let mut record = turn("a");
@@ -183,6 +187,7 @@ fn ids_are_known_across_files_and_findings_name_the_file() {
     assert_eq!(report.request_end_rows, 2);
 }
 
+/// I-RDR-3.
 #[test]
 fn long_lines_are_left_out_whole_and_the_next_row_is_read() {
     let options = ReadOptions { line_bytes_max: 1 << 20, ..ReadOptions::default() };
@@ -257,6 +262,7 @@ fn a_failing_disk_is_not_taken_for_a_damaged_file() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
+    /// I-TRC-4.
     #[test]
     fn arbitrary_bytes_and_mangled_files_never_panic(
         noise in prop::collection::vec(any::<u8>(), 0..300),

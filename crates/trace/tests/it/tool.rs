@@ -44,6 +44,7 @@ fn refusal(event: &Value) -> ToolError {
     json
 }
 
+/// I-TOL-1.
 #[test]
 fn both_shapes_give_the_same_row_over_both_ways() {
     for event in [flat(), full()] {
@@ -102,6 +103,7 @@ fn frames_are_checked_before_the_event() {
     assert!(zmq(&[b"t", &[0; 8], &event[..event.len() / 2]], None).is_err());
 }
 
+/// I-TOL-2.
 #[test]
 fn what_would_break_a_loader_is_refused_with_its_reason() {
     assert_eq!(refusal(&changed("/schema", json!("v2"))), ToolError::Schema);
@@ -166,6 +168,7 @@ fn a_body_is_one_event_or_an_array_or_lines() {
     assert_eq!(decode_http("{} ".repeat(10_001).as_bytes()).err(), Some(ToolError::TooMany));
 }
 
+/// I-TOL-3.
 #[test]
 fn one_bad_event_costs_no_other() {
     let one = flat().to_string();

@@ -183,6 +183,7 @@ fn a_batch_goes_when_it_is_full_or_old() {
     assert_eq!(report.bytes_written, u64::try_from(disk.text().len()).expect("fits"));
 }
 
+/// I-WRT-4.
 #[test]
 fn each_flush_is_one_gzip_member_and_segments_roll_by_lines() {
     let disk = Disk::default();
@@ -232,6 +233,7 @@ fn opening_at_start_leaves_a_gzip_file_that_tools_can_read() {
     assert_eq!(gunzip(&disk.files()[0]), "");
 }
 
+/// I-WRT-1, I-TRC-5.
 #[test]
 fn a_full_disk_is_tried_again_with_growing_pauses_and_nothing_is_lost_or_doubled() {
     for gzip in [false, true] {
@@ -294,6 +296,7 @@ fn after_three_failures_a_gzip_member_goes_whole_into_a_new_segment() {
     assert_eq!(ids(&read_all(gunzip(&files[1]).as_bytes()).0), ["a"]);
 }
 
+/// I-WRT-3.
 #[test]
 fn what_a_broken_sink_cannot_hold_is_told_on_the_next_row_that_gets_out() {
     for gzip in [false, true] {
@@ -336,6 +339,7 @@ fn a_sink_that_stays_broken_says_at_the_end_how_much_was_lost() {
     assert_eq!((report.lost.io, report.rows_held, report.rows_written), (2, 0, 0));
 }
 
+/// I-WRT-2.
 #[test]
 fn losses_that_no_row_can_carry_make_a_last_row_of_their_own() {
     let (main, companion) = (Disk::default(), Disk::default());
