@@ -14,7 +14,8 @@ pub const CONTROL_BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// How engines are watched. The defaults follow the routers that users know (three failures down, two
 /// successes up, 5 s probe timeout), with much shorter intervals: a probe costs the engine next to nothing, and
-/// an agent's turn that waits for a minute-old health state costs its user a minute.
+/// an agent's turn that waits for a minute-old health state costs its user a minute. Durations below 10 ms and
+/// above 24 h are taken as those.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EnginesConfig {
     /// Time between health probes of a ready engine.
@@ -59,5 +60,33 @@ impl Default for EnginesConfig {
             render_concurrency: 4,
             render_timeout: Duration::from_secs(5),
         }
+    }
+}
+
+/// Shortest interval or timeout that is used.
+const DURATION_MIN: Duration = Duration::from_millis(10);
+/// Longest interval or timeout that is used.
+const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Most token look-ups at once per engine, whatever is configured.
+const RENDER_CONCURRENCY_MAX: usize = 1024;
+
+impl EnginesConfig {
+    /// With every value inside what the registry can work with: no busy loops, no overflow of times.
+    pub(crate) fn clamped(mut self) -> Self {
+        for duration in [
+            &mut self.health_interval,
+            &mut self.probe_timeout,
+            &mut self.retry_initial,
+            &mut self.load_interval,
+            &mut self.models_interval,
+            &mut self.dns_interval,
+            &mut self.dns_grace,
+            &mut self.render_timeout,
+        ] {
+            *duration = (*duration).clamp(DURATION_MIN, DURATION_MAX);
+        }
+        self.jitter = if self.jitter.is_finite() { self.jitter.clamp(0.0, 0.5) } else { 0.0 };
+        self.render_concurrency = self.render_concurrency.min(RENDER_CONCURRENCY_MAX);
+        self
     }
 }

@@ -76,8 +76,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 /// A connection being made.
 pub type Dialing = Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send>>;
 
-/// Another way to reach engines than TCP: sockets of the file system, tunnels, memory in tests. Speaks plain
-/// HTTP/1.1 whatever the URL's scheme.
+/// Another way to reach engines than TCP: sockets of the file system, tunnels, memory in tests. Speaks HTTP
+/// without TLS, whatever the URL's scheme.
 pub trait Dial: Send + Sync + 'static {
     /// Connects to the host and port of `uri`. Dropping the future gives up.
     fn dial(&self, uri: &Uri) -> Dialing;

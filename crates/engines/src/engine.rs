@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::EnginesConfig;
 use crate::spec::{BaseUrl, EngineAddress, EngineKindHint, EngineSpec};
-use crate::state::{EngineState, EngineStatus, LoadSource, ModelInfo, Target, WorkerStatus};
+use crate::state::{EngineState, EngineStatus, LastError, LoadSource, ModelInfo, Target, WorkerStatus};
 
 /// What the task has found out. Written by the task, read by everyone.
 #[derive(Debug)]
@@ -170,7 +170,10 @@ impl Engine {
             models: facts.models.clone(),
             workers: facts.workers.clone(),
             load_source: facts.load_source,
-            last_error: facts.last_error.as_ref().map(|(text, at)| (text.clone(), at.elapsed())),
+            last_error: facts
+                .last_error
+                .as_ref()
+                .map(|(text, at)| LastError { text: text.clone(), ago: at.elapsed() }),
             failures: facts.failures,
             downs: facts.downs,
             labels: self.spec.labels.clone(),

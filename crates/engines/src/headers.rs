@@ -80,7 +80,7 @@ pub fn request_headers(from: &HeaderMap, engine_key: Option<&HeaderValue>) -> He
             || *name == header::ACCEPT_ENCODING
             || *name == DATA_PARALLEL_RANK;
         let credentials = *name == header::AUTHORIZATION || name.as_str() == X_API_KEY;
-        !own && !(credentials && engine_key.is_some())
+        !own && (engine_key.is_none() || !credentials)
     });
     to.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if let Some(key) = engine_key {

@@ -38,5 +38,7 @@ pub use render::RenderError;
 pub use spec::{
     ApiKey, BaseUrl, EngineAddress, EngineKindHint, EngineSpec, LABELS_MAX, SPEC_BYTES_MAX, SpecError,
 };
-pub use state::{EngineEvent, EngineState, EngineStatus, LoadSource, ModelInfo, Target, WorkerStatus};
+pub use state::{
+    EngineEvent, EngineState, EngineStatus, LastError, LoadSource, ModelInfo, Target, WorkerStatus,
+};
 pub use tls::{ClientIdentity, TlsConfig, TlsError};

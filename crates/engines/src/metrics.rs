@@ -179,6 +179,21 @@ fn vllm_capacity(info: &Sample<'_>) -> Option<u64> {
     number("kv_cache_size_tokens").or_else(|| number("num_gpu_blocks")?.checked_mul(number("block_size")?))
 }
 
+/// Whether vLLM says that some engine of this server sleeps. Only an explicit word counts: not awake, and at one
+/// of the two levels of sleep.
+pub(crate) fn vllm_sleeps(text: &str) -> bool {
+    let mut awake = true;
+    let mut level = false;
+    for sample in samples(text, "vllm:engine_sleep_state{") {
+        match sample.label("sleep_state") {
+            Some("awake") => awake &= sample.value > 0.0,
+            Some("weights_offloaded" | "discard_all") => level |= sample.value > 0.0,
+            _ => {}
+        }
+    }
+    !awake && level
+}
+
 /// SGLang. Empty when the text is not SGLang's.
 pub(crate) fn sglang(text: &str) -> BTreeMap<u32, WorkerStatus> {
     let mut ranks = Ranks::default();

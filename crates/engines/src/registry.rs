@@ -103,7 +103,7 @@ impl Engines {
     ) -> Self {
         let engines = Self {
             shared: Arc::new(Shared {
-                config,
+                config: config.clamped(),
                 client,
                 events,
                 resolver,

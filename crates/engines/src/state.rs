@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderValue};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tandem_types::{EngineId, EngineKind, LoadReport, WorkerId, WorkerInfo};
 
 use crate::headers::DATA_PARALLEL_RANK;
@@ -133,6 +133,20 @@ pub struct WorkerStatus {
     pub load: Option<LoadReport>,
 }
 
+/// Something that went wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LastError {
+    /// What.
+    pub text: String,
+    /// How long ago.
+    #[serde(rename = "ago_seconds", serialize_with = "as_seconds")]
+    pub ago: Duration,
+}
+
+fn as_seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
 /// An engine for people: admin API, log, `doctor`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EngineStatus {
@@ -145,6 +159,7 @@ pub struct EngineStatus {
     /// Where it stands.
     pub state: EngineState,
     /// Time in this state.
+    #[serde(rename = "since_seconds", serialize_with = "as_seconds")]
     pub since: Duration,
     /// Its make, once known.
     pub kind: Option<EngineKind>,
@@ -156,8 +171,8 @@ pub struct EngineStatus {
     pub workers: BTreeMap<u32, WorkerStatus>,
     /// Where load reports come from.
     pub load_source: LoadSource,
-    /// The last thing that went wrong, and how long ago. Kept when it is over.
-    pub last_error: Option<(String, Duration)>,
+    /// The last thing that went wrong. Kept when it is over.
+    pub last_error: Option<LastError>,
     /// Consecutive failed health probes.
     pub failures: u32,
     /// Times that it went from ready to down.

@@ -41,13 +41,18 @@ pub(crate) struct Loads {
     pub(crate) source: LoadSource,
     pub(crate) workers: BTreeMap<u32, WorkerStatus>,
     pub(crate) version: Option<String>,
+    /// vLLM's sleep mode.
+    pub(crate) asleep: bool,
 }
 
 impl Loads {
     const fn nothing() -> Self {
-        Self { source: LoadSource::Nothing, workers: BTreeMap::new(), version: None }
+        Self { source: LoadSource::Nothing, workers: BTreeMap::new(), version: None, asleep: false }
     }
 }
+
+/// Why a sleeping engine is not ready.
+pub(crate) const ASLEEP: &str = "the engine sleeps: wake it up with POST /wake_up";
 
 const fn health_paths(kind: EngineKind) -> &'static [&'static str] {
     match kind {
@@ -151,6 +156,9 @@ pub(crate) async fn survey(control: &Control, hint: EngineKindHint) -> Result<Su
     well?;
     // Failing to tell its load does not make an engine unusable.
     let loads = loads.unwrap_or_else(|_| Loads { source: LoadSource::Unknown, ..Loads::nothing() });
+    if loads.asleep {
+        return Err(ASLEEP.to_owned());
+    }
     let mut workers = loads.workers;
     normalise(&mut workers);
     Ok(Survey {
@@ -199,18 +207,24 @@ async fn from_metrics(
     if !answer.ok() {
         return Err(status_error("/metrics", answer.status));
     }
-    let workers = parse(&String::from_utf8_lossy(&answer.body));
+    let text = String::from_utf8_lossy(&answer.body);
+    let workers = parse(&text);
     if workers.is_empty() {
         return Ok(Loads::nothing());
     }
-    Ok(Loads { source: LoadSource::Metrics, workers, version: None })
+    Ok(Loads { source: LoadSource::Metrics, workers, version: None, asleep: metrics::vllm_sleeps(&text) })
 }
 
 async fn sglang_loads(control: &Control, source: LoadSource) -> Result<Loads, String> {
     if matches!(source, LoadSource::Unknown | LoadSource::Loads) {
         let answer = control.get("/v1/loads").await.map_err(|e| e.to_string())?;
         if let Some(got) = answer.ok().then(|| wire::sglang_loads(&answer.body)).flatten() {
-            return Ok(Loads { source: LoadSource::Loads, workers: got.ranks, version: got.version });
+            return Ok(Loads {
+                source: LoadSource::Loads,
+                workers: got.ranks,
+                version: got.version,
+                asleep: false,
+            });
         }
         if source == LoadSource::Loads && !answer.no_such_route() {
             return Err(status_error("/v1/loads", answer.status));
@@ -229,5 +243,6 @@ async fn sglang_loads(control: &Control, source: LoadSource) -> Result<Loads, St
         source: LoadSource::ServerInfo,
         workers: info.ranks(),
         version: info.version,
+        asleep: false,
     }))
 }

@@ -8,8 +8,9 @@
 //! - I-WAT-1 a phase is told only when it, or the worker's info, changed; `Removed` is told once for each worker
 //!   ever told of.
 //! - I-WAT-2 a new engine needs one good survey, one that was down `ok_threshold`; a ready one goes down after
-//!   `fail_threshold` consecutive bad health probes. Only health takes an engine down: a failing `/metrics` or
-//!   `/v1/models` is noted and asked again.
+//!   `fail_threshold` consecutive bad health probes, or at once when it says itself that it sleeps (vLLM's sleep
+//!   mode, whose `/health` stays good). Nothing else takes an engine down: a failing `/metrics` or `/v1/models`
+//!   is noted and asked again.
 //! - I-WAT-3 load is told only for a worker that is up or draining, and is dropped when the receiver is behind.
 //! - I-WAT-4 ranks are added by any poll but taken away only by a survey, so that one poor answer of a metrics
 //!   endpoint does not make workers vanish.
@@ -29,7 +30,7 @@ use crate::control::Control;
 use crate::engine::Engine;
 use crate::registry::Engines;
 use crate::state::{EngineEvent, LoadSource};
-use crate::survey::{self, Loads, Survey};
+use crate::survey::{self, ASLEEP, Loads, Survey};
 
 /// What the scheduler was last told of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,8 +125,7 @@ impl<'a> Watch<'a> {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         let unit = f64::from(u32::try_from(self.random >> 32).unwrap_or(0)) / f64::from(u32::MAX);
-        let part = self.config.jitter.clamp(0.0, 0.5);
-        duration.mul_f64(1.0 + part * (2.0 * unit - 1.0))
+        duration.mul_f64(1.0 + self.config.jitter * (2.0 * unit - 1.0))
     }
 
     /// Waits until something is due, or somebody wants a probe, and does it.
@@ -220,6 +220,11 @@ impl<'a> Watch<'a> {
             self.next_load = Instant::now() + wait;
         }
         match load {
+            Some(Ok(loads)) if loads.asleep => {
+                // No need to ask three times: the engine says itself that it takes no turns.
+                self.go_down(ASLEEP);
+                return;
+            }
             Some(Ok(loads)) => self.take_loads(loads),
             Some(Err(error)) => {
                 self.note_error(&error, false);
@@ -278,12 +283,17 @@ impl<'a> Watch<'a> {
             self.next_health = Instant::now() + wait.min(self.config.health_interval);
             return;
         }
-        tracing::warn!(engine = %self.engine.base, error, failures, "engine down");
+        self.go_down(&error);
+    }
+
+    fn go_down(&mut self, reason: &str) {
+        tracing::warn!(engine = %self.engine.base, reason, "engine down");
         {
             let mut facts = self.engine.facts();
             facts.ready = false;
             facts.downs += 1;
             facts.since = Instant::now();
+            facts.last_error = Some((reason.to_owned(), Instant::now()));
         }
         self.good = 0;
         self.backoff = self.config.retry_initial;

@@ -201,6 +201,25 @@ async fn bodies_are_bounded() {
     assert!(matches!(read_body(body().await, 5).await, Err(ReadError::TooLarge(5))));
 }
 
+#[tokio::test]
+async fn http2_is_spoken_to_engines_that_are_known_to_speak_it() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        let (socket, _) = listener.accept().await.expect("a connection");
+        let service = hyper::service::service_fn(|request: Request<hyper::body::Incoming>| async move {
+            let body = format!("{:?}", request.version());
+            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+        });
+        let executor = hyper_util::rt::TokioExecutor::new();
+        let io = hyper_util::rt::TokioIo::new(socket);
+        let _ = hyper::server::conn::http2::Builder::new(executor).serve_connection(io, service).await;
+    });
+    let config = HttpConfig { http2_prior_knowledge: true, ..HttpConfig::default() };
+    let response = HttpClient::new(&config).expect("a client").send(post(address)).await.expect("an answer");
+    assert_eq!(read_body(response.into_body(), 100).await.expect("a body"), "HTTP/2.0");
+}
+
 const CA: &[u8] = include_bytes!("../fixtures/tls/ca.pem");
 const CERT: &[u8] = include_bytes!("../fixtures/tls/server.pem");
 const KEY: &[u8] = include_bytes!("../fixtures/tls/server.key");
@@ -273,8 +292,8 @@ async fn certificates_of_engines_found_by_name_are_checked_against_the_name() {
         } else {
             let error = loop {
                 let error = engines.list().first().and_then(|s| s.last_error.clone());
-                if let Some((error, _)) = error {
-                    break error;
+                if let Some(error) = error {
+                    break error.text;
                 }
                 tokio::task::yield_now().await;
             };

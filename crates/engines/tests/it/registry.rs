@@ -131,7 +131,7 @@ async fn engines_that_say_nothing_useful_are_not_ready_and_disturb_nobody() {
         ("silent:1", "no answer within 5s"),
         ("hangup:1", "connection lost"),
         ("garbage:1", "not http"),
-        ("far:1", "no answer within 5s"),
+        ("far:1", "within 5s"),
         ("refused:1", "connection refused"),
         ("html:1", "not a list of models"),
         ("busy:1", "status 503"),
@@ -146,7 +146,7 @@ async fn engines_that_say_nothing_useful_are_not_ready_and_disturb_nobody() {
     assert_eq!(fleet.during(secs(60)).await, []);
     for (status, (host, says)) in fleet.engines.list().iter().zip(hosts) {
         assert_eq!(status.state, EngineState::Starting, "{host}");
-        let error = status.last_error.clone().map(|(text, _)| text).unwrap_or_default();
+        let error = status.last_error.clone().map(|e| e.text).unwrap_or_default();
         assert!(error.contains(says), "{host}: {error:?}");
         assert!(status.failures > 5, "{host}: {}", status.failures);
     }
@@ -479,4 +479,70 @@ async fn a_target_serves_a_call() {
     assert_eq!(response.status(), 200);
     let seen = script.seen("/v1/chat/completions");
     assert_eq!(seen.first().and_then(|s| s.headers.get("host")).map(|v| v.as_bytes()), Some(&b"a:1"[..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_was_put_to_sleep_takes_no_turns() {
+    let net = Net::new();
+    let script = Script::vllm();
+    net.serve("a:1", &script);
+    let mut fleet = Fleet::start(&net, &["a:1"]);
+    fleet.next().await;
+    let asleep = VLLM_METRICS
+        .replace("sleep_state=\"awake\"} 1.0", "sleep_state=\"awake\"} 0.0")
+        .replace("sleep_state=\"weights_offloaded\"} 0.0", "sleep_state=\"weights_offloaded\"} 1.0");
+    script.set("/metrics", 200, &asleep);
+    let slept = net.now();
+    let down = fleet.next().await;
+    assert!(matches!(&down, EngineEvent::Down { reason, .. } if reason.contains("sleeps")), "{down:?}");
+    assert!(net.now() - slept <= millis(1010));
+    assert_eq!(fleet.during(secs(60)).await, []);
+    script.set("/metrics", 200, VLLM_METRICS);
+    assert_eq!(fleet.next().await, up(0, &vllm_info()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn absurd_settings_neither_spin_nor_overflow() {
+    let net = Net::new();
+    let script = Script::vllm();
+    net.serve("a:1", &script);
+    let zero = EnginesConfig {
+        health_interval: secs(0),
+        load_interval: secs(0),
+        retry_initial: secs(0),
+        jitter: f64::NAN,
+        render_concurrency: usize::MAX,
+        ..config()
+    };
+    let mut fleet = Fleet::start_with(&net, &["a:1"], zero);
+    fleet.next().await;
+    script.forget();
+    assert_eq!(fleet.during(secs(1)).await, []);
+    assert!(script.seen("/health").len() <= 100, "{}", script.seen("/health").len());
+    fleet.engines.shutdown().await;
+
+    let endless = EnginesConfig {
+        health_interval: std::time::Duration::MAX,
+        models_interval: std::time::Duration::MAX,
+        load_interval: std::time::Duration::MAX,
+        jitter: 9.0,
+        ..config()
+    };
+    let mut fleet = Fleet::start_with(&net, &["a:1"], endless);
+    fleet.next().await;
+    assert_eq!(fleet.during(secs(3600)).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_readable_json() {
+    let net = Net::new();
+    net.set("a:1", Mode::Refuse);
+    let fleet = Fleet::start(&net, &["a:1"]);
+    tokio::time::sleep(millis(1500)).await;
+    let status = fleet.engines.status(EngineId(0)).expect("registered");
+    let json = serde_json::to_value(&status).expect("json");
+    assert_eq!(json["since_seconds"], 1.5);
+    assert_eq!((&json["state"], &json["url"]), (&"starting".into(), &"http://a:1".into()));
+    assert_eq!(json["last_error"]["text"], "/v1/models: cannot connect: connection refused");
+    assert!(json["last_error"]["ago_seconds"].is_f64());
 }
