@@ -424,8 +424,13 @@ mod tests {
                         let mut blocks = Vec::new();
                         // The last block is recomputed, as for a prompt's last token: that makes copies.
                         let cached = pool.cached_prefix(&chain, length - 1);
+                        let before = pool.clone();
                         let published = pool.hold_prefix(&chain, cached, &mut blocks);
                         prop_assert_eq!(published, cached);
+                        for (i, block) in blocks.iter().enumerate() {
+                            let (_, held) = chain.get(i).map_or((0, 0), |key| copies(&before, key));
+                            prop_assert_eq!(before.block(*block).refs > 0, held > 0, "a held copy if any");
+                        }
                         if pool.take((length - cached) as u32, &mut blocks, |_| ()) {
                             users.push(User { chain, blocks, published });
                         } else {

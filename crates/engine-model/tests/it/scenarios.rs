@@ -273,6 +273,69 @@ fn priorities_order_admission_and_preemption() {
 }
 
 #[test]
+fn nobody_is_admitted_in_a_pass_that_preempts() {
+    let set_up = EngineConfig { policy: SchedulingPolicy::Priority, max_num_seqs: 2, ..config(5) };
+    let mut engine = EngineModel::new(set_up).expect("usable");
+    for (id, priority) in [(1, 1), (2, 2)] {
+        let ask = request(id, tokens(id as u32 * 100, 7), 6);
+        engine.submit(Request { priority, ..ask }).expect("accepted");
+    }
+    pass(&mut engine);
+    engine.submit(request(3, tokens(300, 3), 1)).expect("accepted");
+    assert_eq!(outputs(&pass(&mut engine)), [1, 2], "the batch is full");
+    let seen = pass(&mut engine);
+    assert_eq!((seen.preempted.clone(), seen.admitted.len()), (vec![RequestKey(2)], 0));
+    assert_eq!(outputs(&pass(&mut engine)), [1, 3]);
+}
+
+#[test]
+fn the_budget_of_a_displaced_request_goes_to_others() {
+    let set_up = EngineConfig {
+        preemption: PreemptionOrder::Fifo,
+        reserve_full_prompt: false,
+        max_num_batched_tokens: 7,
+        ..config(5)
+    };
+    let mut engine = EngineModel::new(set_up).expect("usable");
+    (1..3).for_each(|id| engine.submit(request(id, tokens(id as u32 * 100, 3), 6)).expect("accepted"));
+    pass(&mut engine);
+    engine.submit(request(3, tokens(300, 20), 1)).expect("accepted");
+    assert_eq!(pass(&mut engine).prefill_tokens, 5);
+    // Four blocks are taken. The first takes the fifth and one token of the budget, and loses both again to
+    // the second; so six of the seven tokens are left for the third, not five.
+    let seen = pass(&mut engine);
+    assert_eq!((seen.preempted.clone(), outputs(&seen)), (vec![RequestKey(1)], vec![2]));
+    assert_eq!((seen.decode_requests, seen.prefill_tokens), (1, 6));
+}
+
+#[test]
+fn the_one_preempted_last_is_resumed_first() {
+    let mut engine = engine(6);
+    // Leave places behind, so that the order of places is not the order of arrival.
+    (11..14).for_each(|id| engine.submit(request(id, tokens(id as u32 * 100, 3), 1)).expect("accepted"));
+    drain(&mut engine);
+    (1..4).for_each(|id| engine.submit(request(id, tokens(id as u32 * 100, 7), 8)).expect("accepted"));
+    let passes = drain(&mut engine);
+    let order = |of: fn(&Pass) -> Vec<u64>| passes.iter().flat_map(of).collect::<Vec<_>>();
+    assert_eq!(order(|p| p.preempted.iter().map(|id| id.0).collect()), [3, 2]);
+    assert_eq!(order(|p| p.admitted.iter().filter(|a| a.resumed).map(|a| a.id.0).collect()), [2, 3]);
+}
+
+#[test]
+fn cached_blocks_that_nobody_holds_need_room_too() {
+    let mut set_up = config(8);
+    set_up.max_num_batched_tokens = 8;
+    let mut engine = EngineModel::new(set_up).expect("usable");
+    run(&mut engine, request(1, tokens(0, 16), 1));
+    engine.submit(request(2, tokens(100, 7), 3)).expect("accepted");
+    pass(&mut engine);
+    // Seven blocks, of which four are cached; six are not held by the other, these four among them.
+    engine.submit(request(3, tokens(0, 28), 1)).expect("accepted");
+    assert_eq!(engine.cached_prefix(&request(3, tokens(0, 28), 1)), 16);
+    assert_eq!(pass(&mut engine).admitted, []);
+}
+
+#[test]
 fn a_request_waits_until_its_whole_prompt_fits() {
     for (reserve, cached) in [(true, vec![]), (false, vec![0])] {
         let mut set_up = config(6);
@@ -373,8 +436,8 @@ fn events_describe_the_blocks() {
     let namespace = Namespace { lora: Some("adapter".into()), salt: Some("s".into()) };
     engine
         .submit(Request {
-            output: Output::Tokens([91, 92, 93].into()),
-            max_output_tokens: 3,
+            output: Output::Tokens((91..98).collect()),
+            max_output_tokens: 7,
             namespace,
             session: Some("ses".into()),
             ..request(1, tokens(0, 10), 1)
@@ -389,7 +452,7 @@ fn events_describe_the_blocks() {
             other => panic!("unexpected {other:?}"),
         })
         .collect();
-    let [prompt, generated] = stored[..] else { panic!("{stored:?}") };
+    let [prompt, generated, more] = stored[..] else { panic!("{stored:?}") };
     let key = |texts: &[&str]| Some(texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>());
     assert_eq!((prompt.parent, prompt.tokens.clone()), (None, (0..8).collect()));
     assert_eq!(prompt.extra_keys, [key(&["adapter", "s"]), key(&["adapter"])]);
@@ -397,7 +460,8 @@ fn events_describe_the_blocks() {
     assert_eq!(generated.parent, Some(prompt.block_hashes[1]));
     assert_eq!((generated.tokens.clone(), generated.block_size), (vec![8, 9, 91, 92], 4));
     assert_eq!((generated.lora.as_deref(), generated.session.as_deref()), (Some("adapter"), Some("ses")));
-    // It was stored by the pass that computed its last token, the third.
+    assert_eq!((more.parent, more.tokens.clone()), (Some(generated.block_hashes[0]), vec![93, 94, 95, 96]));
+    // The first generated one was stored by the pass that computed its last token, the third.
     assert!(passes[1].events.is_empty());
     assert_eq!(passes[2].events.len(), 1);
 }

@@ -91,6 +91,20 @@ fn admission_reserves_room_for_answers() {
 }
 
 #[test]
+fn the_reserve_for_answers_sinks_while_decoding_goes_well() {
+    // Reserved at first: 0.7 * 3,999 tokens, 700 pages. The ratio sinks by 0.001 per pass, which is a page,
+    // and frees more than the 200 tokens of the answer take.
+    let mut engine = engine(700, 100);
+    let long = Request { max_output_tokens: 4_000, ..request(1, tokens(0, 8), 200) };
+    engine.submit(long).expect("accepted");
+    pass(&mut engine);
+    engine.submit(request(2, tokens(100, 8), 8)).expect("accepted");
+    let passes = drain(&mut engine);
+    let admitted = passes.iter().position(|p| !p.admitted.is_empty()).expect("admitted");
+    assert!((3..15).contains(&admitted), "{admitted}");
+}
+
+#[test]
 fn retraction_takes_the_one_with_the_fewest_generated_tokens() {
     // The clients get all they allow, but the ratio reserves only 0.7 of it.
     let mut engine = engine(23, 100);
