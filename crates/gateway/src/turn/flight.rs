@@ -24,8 +24,10 @@ use super::story::End;
 use super::Turn;
 use crate::app::{App, UniqueId};
 use crate::body::Reserved;
+use crate::config::TraceTokens;
 use crate::metrics::Family;
 use crate::owner::TurnEffect;
+use crate::trace_log::PromptTokens;
 
 /// A call as it goes to engines, once or several times.
 pub(crate) struct Call {
@@ -119,6 +121,7 @@ async fn obtain(mut turn: Turn, call: Arc<Call>, mut last: LastAnswer) -> (Turn,
             Some(TurnEffect::Superseded { by }) => return superseded(turn, by),
             Some(TurnEffect::Dispatch { worker, attempt, delay }) => {
                 turn.dispatched(worker, attempt);
+                ask_for_tokens(&mut turn, &call, worker);
                 let got = tokio::select! {
                     biased;
                     by = overtaken(&mut turn.effects) => return superseded(turn, by),
@@ -144,6 +147,27 @@ async fn obtain(mut turn: Turn, call: Arc<Call>, mut last: LastAnswer) -> (Turn,
             }
         }
     }
+}
+
+/// Has the engine tell the tokens of the prompt, beside the turn itself, where the trace wants them.
+fn ask_for_tokens(turn: &mut Turn, call: &Call, worker: WorkerId) {
+    let wanted = turn.app.config.trace_tokens == TraceTokens::Render
+        && matches!(turn.story.prompt, PromptTokens::Unknown);
+    if !wanted {
+        return;
+    }
+    let Some(slot) = turn.app.trace.render_slot() else { return };
+    let (answer, asked) = tokio::sync::oneshot::channel();
+    turn.story.prompt = PromptTokens::Asked(asked);
+    let (app, dialect, body) = (Arc::clone(&turn.app), call.dialect, call.body.clone());
+    // Ends by itself: the look-up has a time limit, and the slots bound how many there are.
+    tokio::spawn(async move {
+        match app.engines.render(worker, dialect, body).await {
+            Ok(tokens) => drop(answer.send(tokens)),
+            Err(error) => tracing::debug!(%worker, %error, "no tokens for the trace"),
+        }
+        drop(slot);
+    });
 }
 
 /// Waits until the turn is superseded. Nothing else can come while a try is under way.

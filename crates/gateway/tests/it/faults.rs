@@ -1,0 +1,400 @@
+//! Engines and clients that fail, each in its way. Nothing hangs, nothing is lost unaccounted.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tandem_gateway::config::Span;
+
+use crate::client::{self, Client};
+use crate::engine::{self, Engine, chat_stream};
+use crate::setup::{chat, messages, outcome, start, start_with};
+
+/// An engine that does `first` with its first call and answers all others well.
+macro_rules! once {
+    ($call:ident, $first:block) => {{
+        let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        Engine::start(move |$call| {
+            let first = !done.swap(true, std::sync::atomic::Ordering::Relaxed);
+            Box::pin(async move {
+                if first {
+                    $first
+                } else {
+                    engine::fine($call).await;
+                }
+            })
+        })
+        .await
+    }};
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_hangs_up_before_a_byte_costs_nothing_but_a_retry() {
+    let engine = once!(call, { call.hang_up().await });
+    let setup = start(&[&engine]).await;
+    let answer = setup.chat(&chat("hi", false)).await;
+    assert_eq!((answer.status, engine.calls().len()), (200, 2));
+    let rows = setup.rows().await;
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["tandem"]["attempts"], 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_breaks_before_its_first_byte_begins_again_elsewhere() {
+    let engine = once!(call, {
+        call.stream_head().await;
+        call.hang_up().await;
+    });
+    let setup = start(&[&engine]).await;
+    let answer = setup.chat(&chat("hi", true)).await;
+    assert_eq!((answer.status, answer.complete), (200, true));
+    assert_eq!(answer.text(), chat_stream(false).concat());
+    assert_eq!(engine.calls().len(), 2);
+    let rows = setup.rows().await;
+    assert_eq!((rows.len(), outcome(&rows[0]).0.as_str()), (1, "finished"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_breaks_in_the_middle_ends_with_an_error_event_and_is_not_repeated() {
+    let engine = once!(call, {
+        call.stream_head().await;
+        call.chunk(engine::chunk(&json!({"content": "half"}), None).as_bytes()).await;
+        call.chunk(b"data: {\"id\":").await;
+        call.hang_up().await;
+    });
+    let setup = start(&[&engine]).await;
+    let answer = setup.chat(&chat("hi", true)).await;
+    assert!(answer.complete, "the stream ends in good form");
+    let text = answer.text();
+    assert!(text.starts_with("data: {") && text.contains("half"), "{text}");
+    let last = text.trim_end().rsplit("\n\n").nth(1).expect("an event before [DONE]");
+    let error: serde_json::Value = serde_json::from_str(last.trim_start_matches("data: ")).expect(last);
+    assert!(error["error"]["message"].as_str().expect("a message").contains("broke off"), "{error}");
+    assert_eq!(engine.calls().len(), 1);
+    let rows = setup.rows().await;
+    assert_eq!(outcome(&rows[0]), ("failed".to_owned(), "cut".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_ends_without_its_end_is_told() {
+    let engine = once!(call, { call.stream(&engine::messages_stream()[..3]).await });
+    let setup = start(&[&engine]).await;
+    let answer = setup.post("/v1/messages", "", &messages("hi", true)).await;
+    let text = answer.text();
+    assert!(text.starts_with(&engine::messages_stream()[..3].concat()), "{text}");
+    assert!(text.contains("event: error\ndata: {\"type\":\"error\""), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_never_answers_is_given_up_and_cancelled() {
+    let engine = Engine::start(|call| Box::pin(async move { call.gone().await })).await;
+    let setup = start_with(&[&engine], |config| {
+        config.timeouts.response_head = Span::millis(100);
+        config.retry.max_attempts = 2;
+    })
+    .await;
+    let answer = setup.post("/v1/messages", "", &messages("hi", false)).await;
+    assert_eq!((answer.status, answer.json()["type"].as_str()), (504, Some("error")));
+    engine.wait_gone(2).await;
+    assert_eq!(engine.calls().len(), 2);
+    let rows = setup.rows().await;
+    assert_eq!(outcome(&rows[0]), ("rejected".to_owned(), "attempts_exhausted".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_falls_silent_in_its_answer_is_told_and_cancelled() {
+    let engine = Engine::start(|call| {
+        Box::pin(async move {
+            call.stream_head().await;
+            call.chunk(engine::chunk(&json!({"content": "half"}), None).as_bytes()).await;
+            call.gone().await;
+        })
+    })
+    .await;
+    let setup = start_with(&[&engine], |config| config.timeouts.stream_idle = Span::millis(150)).await;
+    let answer = setup.chat(&chat("hi", true)).await;
+    assert!(answer.complete && answer.text().contains("fell silent"), "{}", answer.text());
+    engine.wait_gone(1).await;
+    let rows = setup.rows().await;
+    assert_eq!(outcome(&rows[0]), ("failed".to_owned(), "idle".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_whole_time_of_a_call_is_bounded() {
+    let engine = Engine::start(|call| Box::pin(async move { call.gone().await })).await;
+    let setup = start_with(&[&engine], |config| config.request_timeout = Span::millis(200)).await;
+    let answer = setup.chat(&chat("hi", false)).await;
+    assert_eq!(answer.status, 504);
+    engine.wait_gone(1).await;
+    assert_eq!(engine.calls().len(), 1);
+    setup.idle().await;
+    let rows = setup.rows().await;
+    assert_eq!(outcome(&rows[0]), ("failed".to_owned(), "deadline".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_is_retried_and_then_refused_in_the_dialects_form() {
+    let engine = Engine::start(|call| {
+        Box::pin(async move {
+            call.raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n").await;
+            call.hang_up().await;
+        })
+    })
+    .await;
+    let setup = start(&[&engine]).await;
+    let answer = setup.post("/v1/messages", "", &messages("hi", false)).await;
+    assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (502, Some("api_error")));
+    assert!((5..=60).contains(&answer.retry_after()));
+    assert_eq!(engine.calls().len(), 3, "three tries");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engines_last_words_pass_when_no_other_had_better_ones() {
+    let engine = Engine::start(|call| {
+        Box::pin(async move {
+            let overloaded = call.seen.json()["messages"][0]["content"] == "overloaded";
+            let status = if overloaded { 429 } else { 500 };
+            call.json(status, &json!({"error": {"message": "engine words"}})).await;
+        })
+    })
+    .await;
+    let setup = start_with(&[&engine], |config| config.breaker.failure_threshold = 0).await;
+    for (content, status) in [("x", 500), ("overloaded", 429)] {
+        let answer = setup.chat(&chat(content, true)).await;
+        assert_eq!((answer.status, answer.json()["error"]["message"].as_str()), (status, Some("engine words")));
+        assert!((5..=60).contains(&answer.retry_after()), "codex gives up on a 429 without one");
+    }
+    assert_eq!(engine.calls().len(), 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_while_its_answer_is_made_costs_no_more() {
+    let engine = Engine::start(|call| Box::pin(async move { call.gone().await })).await;
+    let setup = start(&[&engine]).await;
+    for stream in [false, true] {
+        let mut client = Client::connect(setup.addr()).await;
+        let body = messages("long", stream).to_string();
+        client.send(&client::post("/v1/messages", "", body.as_bytes())).await;
+        let calls = engine.wait_calls(1 + usize::from(stream)).await;
+        drop(client);
+        engine.wait_gone(calls.len()).await;
+    }
+    setup.idle().await;
+    assert_eq!(engine.calls().len(), 2, "nothing is sent again");
+    let rows = setup.rows().await;
+    assert_eq!(rows.len(), 2);
+    assert!(rows.iter().all(|row| outcome(row) == ("cancelled".to_owned(), "client_gone".to_owned())));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_in_the_middle_of_its_answer_stops_the_engine() {
+    let engine = Engine::start(|call| {
+        Box::pin(async move {
+            call.stream_head().await;
+            call.chunk(engine::chunk(&json!({"content": "first"}), None).as_bytes()).await;
+            call.gone().await;
+        })
+    })
+    .await;
+    let setup = start(&[&engine]).await;
+    let mut client = Client::connect(setup.addr()).await;
+    client.send(&client::post("/v1/chat/completions", "", chat("hi", true).to_string().as_bytes())).await;
+    client.until("first").await;
+    drop(client);
+    engine.wait_gone(1).await;
+    setup.idle().await;
+    let rows = setup.rows().await;
+    assert_eq!((rows.len(), outcome(&rows[0]).1.as_str()), (1, "client_gone"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_closes_after_the_last_event_has_its_answer() {
+    let engine = Engine::start(|call| {
+        Box::pin(async move {
+            call.stream_head().await;
+            for piece in chat_stream(true) {
+                call.chunk(piece.as_bytes()).await;
+            }
+            // The end of the transfer never comes.
+            call.gone().await;
+        })
+    })
+    .await;
+    let setup = start(&[&engine]).await;
+    let mut client = Client::connect(setup.addr()).await;
+    client.send(&client::post("/v1/chat/completions", "", chat("hi", true).to_string().as_bytes())).await;
+    client.until("[DONE]").await;
+    drop(client);
+    setup.idle().await;
+    let rows = setup.rows().await;
+    assert_eq!(outcome(&rows[0]).0, "finished");
+    assert_eq!(rows[0]["request"]["output_tokens"], 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_comes_again_takes_the_place_of_the_first() {
+    let engine = once!(call, { call.gone().await });
+    let setup = start(&[&engine]).await;
+    let headers = "x-claude-code-session-id: 0b0b0b0b-1111-4222-8333-444444444444\r\n";
+    let request = client::post("/v1/messages", headers, messages("same", false).to_string().as_bytes());
+    let mut first = Client::connect(setup.addr()).await;
+    first.send(&request).await;
+    engine.wait_calls(1).await;
+    let second = client::call(setup.addr(), &request).await;
+    assert_eq!(second.status, 200);
+    engine.wait_gone(1).await;
+    let first = first.answer().await;
+    assert!(first.status >= 400, "one answer only: {first:?}");
+    let mut ends: Vec<_> = setup.rows().await.iter().map(outcome).collect();
+    ends.sort();
+    assert_eq!(ends[0], ("cancelled".to_owned(), "superseded".to_owned()));
+    assert_eq!(ends[1].0, "finished");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_clients_are_given_up() {
+    let engine = Engine::fine().await;
+    let setup = start_with(&[&engine], |config| {
+        config.timeouts.client_head = Span::millis(200);
+        config.timeouts.client_body_idle = Span::millis(200);
+    })
+    .await;
+    let silent = Client::connect(setup.addr()).await;
+    assert_eq!(silent.closed().await, b"", "a connection that says nothing");
+    let mut slow = Client::connect(setup.addr()).await;
+    slow.send(b"P").await;
+    let _ = slow.closed().await;
+    let mut slow = Client::connect(setup.addr()).await;
+    slow.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nx-a").await;
+    let _ = slow.closed().await;
+    let mut slow = Client::connect(setup.addr()).await;
+    slow.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100\r\n\r\n{\"model\"").await;
+    let answer = slow.answer().await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.json()["error"]["message"].as_str().expect("a message").contains("stopped coming"));
+    assert!(engine.calls().is_empty());
+    assert_eq!(setup.chat(&chat("hi", false)).await.status, 200, "others are served");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_up_to_the_limit_pass_and_larger_ones_are_refused_in_form() {
+    let engine = Engine::fine().await;
+    let setup = start_with(&[&engine], |config| {
+        config.limits.max_payload_size = "64MiB".parse().expect("a size");
+    })
+    .await;
+    let mut body = chat("", false);
+    body["messages"][0]["content"] = json!("x".repeat((64 << 20) - 200));
+    let answer = setup.chat(&body).await;
+    assert_eq!(answer.status, 200);
+    assert!(engine.calls()[0].body.len() > (63 << 20));
+
+    let mut client = Client::connect(setup.addr()).await;
+    let head = format!("POST /v1/messages HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n", (64 << 20) + 1);
+    client.send(head.as_bytes()).await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (413, Some("request_too_large")));
+
+    // Without a length it is refused when the limit is reached.
+    let setup = start_with(&[&engine], |config| {
+        config.limits.max_payload_size = "4KiB".parse().expect("a size");
+    })
+    .await;
+    let mut client = Client::connect(setup.addr()).await;
+    client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    for _ in 0..16 {
+        client.send_some(&[b"200\r\n".as_slice(), &[b' '; 0x200], b"\r\n"].concat()).await;
+    }
+    assert_eq!(client.answer().await.status, 413);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_cannot_be_read_are_refused_in_form() {
+    let engine = Engine::fine().await;
+    let setup = start(&[&engine]).await;
+    for body in [
+        b"{\"model\": \"\xff\xfe\"}".as_slice(),
+        b"{\"model\": \"tiny\"",
+        b"[]",
+        b"",
+        b"{\"model\": 3}",
+        "[".repeat(100_000).as_bytes(),
+    ] {
+        let answer = client::call(setup.addr(), &client::post("/v1/messages", "", body)).await;
+        assert_eq!(answer.status, 400, "{:?}", String::from_utf8_lossy(&body[..body.len().min(40)]));
+        assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
+        let answer = client::call(setup.addr(), &client::post("/v1/chat/completions", "", body)).await;
+        assert_eq!((answer.status, answer.json()["error"]["param"].is_null()), (400, true));
+    }
+    let gzip = client::post("/v1/messages", "content-encoding: gzip\r\n", b"\x1f\x8b");
+    assert_eq!(client::call(setup.addr(), &gzip).await.status, 415);
+    assert!(engine.calls().is_empty());
+    assert!(setup.rows().await.is_empty(), "what was never accepted has no row");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_headers_are_refused_or_served_but_never_hang() {
+    let engine = Engine::fine().await;
+    let setup = start(&[&engine]).await;
+    let mut headers = String::new();
+    for n in 0..10_000 {
+        headers.push_str(&format!("x-h-{n}: {n}\r\n"));
+    }
+    let mut client = Client::connect(setup.addr()).await;
+    client.send_some(&client::post("/v1/chat/completions", &headers, b"{}")).await;
+    let answer = String::from_utf8(client.closed().await).expect("ascii");
+    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    let generous = start_with(&[&engine], |config| {
+        config.limits.max_headers = 20_000;
+        config.limits.max_header_bytes = "1MiB".parse().expect("a size");
+    })
+    .await;
+    let answer = generous.post("/v1/chat/completions", &headers, &chat("hi", false)).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(engine.calls()[0].header("x-h-9999"), Some("9999"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chunked_body_after_expect_continue_is_understood() {
+    let engine = Engine::fine().await;
+    let setup = start(&[&engine]).await;
+    let mut client = Client::connect(setup.addr()).await;
+    client
+        .send(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\n\
+              transfer-encoding: chunked\r\n\r\n",
+        )
+        .await;
+    client.until("HTTP/1.1 100").await;
+    let body = chat("chunked", false).to_string();
+    for piece in body.as_bytes().chunks(7) {
+        let framed = [format!("{:x};ext=1\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat();
+        client.send(&framed).await;
+    }
+    client.send(b"0\r\nx-trailer: 1\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 200);
+    let sent = &engine.calls()[0];
+    assert_eq!(sent.body, body.as_bytes());
+    assert_eq!(sent.header("transfer-encoding"), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_beyond_the_bound_are_refused_at_once() {
+    let engine = Engine::start(|call| Box::pin(async move { call.gone().await })).await;
+    let setup = start_with(&[&engine], |config| config.max_concurrent_requests = 1).await;
+    let mut first = Client::connect(setup.addr()).await;
+    first.send(&client::post("/v1/chat/completions", "", chat("hi", false).to_string().as_bytes())).await;
+    engine.wait_calls(1).await;
+    let second = setup.chat(&chat("hi", false)).await;
+    assert_eq!(second.status, 503);
+    assert!((5..=60).contains(&second.retry_after()));
+    drop(first);
+    engine.wait_gone(1).await;
+    engine.rescript(|call| Box::pin(engine::fine(call)));
+    setup.idle().await;
+    let served = async {
+        while setup.chat(&chat("hi", false)).await.status != 200 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), served).await.expect("room again");
+}
