@@ -200,7 +200,7 @@ impl Default for MockConfig {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 0,
             models: vec![MockModel::base("tandem-mock")],
-            profile: "qwen3-30b-h200-tp4".to_owned(),
+            profile: "qwen3-30b-a3b-h200-tp4".to_owned(),
             speed: Speed::Instant,
             block_size: 16,
             pool_tokens: Some(262_144),

@@ -77,3 +77,112 @@ impl FaultRule {
         Self { fault, path: None, session: None, skip: 0, times: Some(times) }
     }
 }
+
+impl Fault {
+    /// Reads the header `x-mock-fault`: `close`, `hang`, `stall`, `garbage`, `cut=N`, `error=N`, `stall=N`,
+    /// `slow=MILLIS`, `status=CODE` or `status=CODE;retry-after=VALUE`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (word, value) = text.trim().split_once('=').unwrap_or((text.trim(), ""));
+        let number = || value.trim().parse::<u32>().ok();
+        Some(match word.trim() {
+            "close" => Self::Close,
+            "hang" => Self::Hang,
+            "garbage" => Self::Garbage,
+            "stall" if value.is_empty() => Self::Stall,
+            "stall" => Self::StallAfter(number()?),
+            "cut" => Self::CutAfter(number()?),
+            "error" => Self::ErrorAfter(number()?),
+            "slow" => Self::Slow { millis: number()?.into() },
+            "status" => {
+                let (status, rest) = value.split_once(';').unwrap_or((value, ""));
+                let retry_after = rest.trim().strip_prefix("retry-after=").map(str::to_owned);
+                let status = status.trim().parse().ok().filter(|s| (400..600).contains(s))?;
+                Self::Status { status, retry_after }
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// What a fault rule is matched against.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FaultSubject<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) generates: bool,
+    pub(crate) session: Option<&'a str>,
+}
+
+/// Rules with their counts.
+#[derive(Debug, Default)]
+pub(crate) struct FaultPlan {
+    rules: Vec<(FaultRule, u32)>,
+}
+
+impl FaultPlan {
+    pub(crate) fn new(rules: Vec<FaultRule>) -> Self {
+        Self { rules: rules.into_iter().map(|rule| (rule, 0)).collect() }
+    }
+
+    /// The fault for this request, which counts.
+    pub(crate) fn next(&mut self, subject: FaultSubject<'_>) -> Option<Fault> {
+        for (rule, seen) in &mut self.rules {
+            let path = match &rule.path {
+                Some(path) => subject.path.starts_with(path.as_str()),
+                None => subject.generates,
+            };
+            let session = rule.session.as_deref().is_none_or(|s| subject.session == Some(s));
+            if !path || !session {
+                continue;
+            }
+            let count = *seen;
+            *seen = seen.saturating_add(1);
+            let fired_before = count.saturating_sub(rule.skip);
+            if count >= rule.skip && rule.times.is_none_or(|times| fired_before < times) {
+                return Some(rule.fault.clone());
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_values() {
+        let status =
+            |status, retry: Option<&str>| Fault::Status { status, retry_after: retry.map(str::to_owned) };
+        for (text, fault) in [
+            ("close", Some(Fault::Close)),
+            (" cut=3 ", Some(Fault::CutAfter(3))),
+            ("stall", Some(Fault::Stall)),
+            ("stall=2", Some(Fault::StallAfter(2))),
+            ("slow=20", Some(Fault::Slow { millis: 20 })),
+            ("status=503", Some(status(503, None))),
+            ("status=429;retry-after=5", Some(status(429, Some("5")))),
+            ("status=200", None),
+            ("cut=x", None),
+            ("explode", None),
+        ] {
+            assert_eq!(Fault::parse(text), fault, "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_skip_fire_and_run_out() {
+        let mut rule = FaultRule::next(Fault::Close, 2);
+        rule.skip = 1;
+        rule.session = Some("s".to_owned());
+        let mut plan = FaultPlan::new(vec![rule]);
+        let subject = |session| FaultSubject { path: "/v1/messages", generates: true, session };
+        let mut next = |session| plan.next(subject(session));
+        assert_eq!(next(None), None);
+        let fired: Vec<bool> = (0..5).map(|_| next(Some("s")).is_some()).collect();
+        assert_eq!(fired, [false, true, true, false, false]);
+        let mut plan = FaultPlan::new(vec![FaultRule::always(Fault::Hang)]);
+        let health = FaultSubject { path: "/health", generates: false, session: None };
+        assert_eq!((plan.next(health), plan.next(subject(None))), (None, Some(Fault::Hang)));
+    }
+}
