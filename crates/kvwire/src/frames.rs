@@ -78,7 +78,7 @@ pub fn replay_request(start: u64) -> [Vec<u8>; 2] {
 /// [`FrameError`] for any other shape; engines drop those without an answer.
 pub fn parse_replay_request<'a>(frames: &[&'a [u8]]) -> Result<(&'a [u8], u64), FrameError> {
     match *frames {
-        [identity, delimiter, start] if delimiter.is_empty() => Ok((identity, sequence(start)?)),
+        [identity, [], start] => Ok((identity, sequence(start)?)),
         _ => Err(FrameError::Count(frames.len())),
     }
 }
