@@ -70,6 +70,7 @@ fn a_completion_with_token_ids() {
     assert_eq!(facts.response_id.as_deref(), Some("cmpl-850cc6b9639f170c"));
 }
 
+/// I-DIA-ANS-4.
 #[test]
 fn tool_calls_by_name_without_arguments() {
     let named = |name: &str, id: &str, place| ToolCall {
@@ -135,6 +136,7 @@ fn errors_of_engines() {
     assert_eq!(facts.error, error("NotFoundError", None));
 }
 
+/// I-DIA-ANS-2.
 #[test]
 fn what_cannot_be_read_gives_no_complete_answer() {
     for body in [

@@ -116,6 +116,7 @@ proptest! {
         sse::check(&data);
     }
 
+    /// I-DIA-JSON-1.
     #[test]
     fn any_body_is_read_as_the_oracle_reads_it(data in words(JSON)) {
         request_body::check(&data);

@@ -10,6 +10,7 @@ fn digest(body: &str) -> u128 {
         .digest
 }
 
+/// I-DIA-JSON-3.
 #[test]
 fn form_does_not_matter() {
     let plain = r#"{"model":"m","messages":[{"role":"user","content":"aé/b"},1,2.5],"n":null}"#;
@@ -72,6 +73,7 @@ fn meaning_matters() {
     assert_eq!(digest(r#"{"a":-0}"#), digest(r#"{"a":0}"#));
 }
 
+/// I-DIA-JSON-2: what is remembered of an object ends at the bound.
 #[test]
 fn very_wide_objects_have_a_digest_that_may_depend_on_their_order() {
     let wide = |names: &mut dyn Iterator<Item = u32>| {

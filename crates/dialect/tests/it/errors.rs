@@ -65,6 +65,7 @@ fn bodies_in_each_dialects_form() {
     );
 }
 
+/// I-DIA-ERR-1, I-DIA-ERR-2.
 #[test]
 fn statuses_are_those_that_harnesses_act_on() {
     let statuses = ALL.map(ErrorKind::status);
@@ -84,6 +85,7 @@ fn statuses_are_those_that_harnesses_act_on() {
     assert_eq!(names.len(), ALL.len());
 }
 
+/// I-DIA-EVT-2.
 #[test]
 fn errors_in_a_stream_make_the_harness_try_again() {
     let position = StreamPosition { created_unix_s: 1_700_000_000, ..StreamPosition::default() };
@@ -138,6 +140,7 @@ fn our_own_events_are_read_as_what_they_are() {
     }
 }
 
+/// I-DIA-EVT-1.
 #[test]
 fn keep_alives_are_protocol_events() {
     let position =

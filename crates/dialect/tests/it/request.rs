@@ -224,6 +224,7 @@ fn thinking_off_and_schemas() {
     assert!(!facts(Chat, &json!({"response_format": {"type": "json_object"}})).shape.json_schema_output);
 }
 
+/// I-DIA-4, I-DIA-REQ-1 (a megabyte of brackets needs no stack), I-DIA-REQ-2.
 #[test]
 fn only_what_cannot_be_routed_is_refused() {
     let refused = |body: &[u8]| parse_request(Chat, body).expect_err("refused");
@@ -261,6 +262,7 @@ fn only_what_cannot_be_routed_is_refused() {
     }
 }
 
+/// I-DIA-REQ-3.
 #[test]
 fn truth_is_read_as_the_engines_read_it() {
     let stream = |value: &str| parsed(Chat, format!("{{\"stream\":{value}}}").as_bytes()).facts.stream;
@@ -273,6 +275,7 @@ fn truth_is_read_as_the_engines_read_it() {
     assert!(!parsed(Chat, b"{\"stream\":true,\"stream\":null}").facts.stream);
 }
 
+/// I-DIA-REQ-4.
 #[test]
 fn the_last_of_several_equal_names_counts() {
     let body = br#"{"model":"a","messages":[{"role":"tool"},{"role":"tool"}],"model":"b","messages":[{"role":"user"}]}"#;
@@ -294,6 +297,7 @@ fn asked(dialect: Dialect, body: &str) -> Option<String> {
     Some(String::from_utf8(apply_edits(body.as_bytes(), &mut [edit])).expect("utf-8"))
 }
 
+/// I-DIA-REQ-5.
 #[test]
 fn usage_is_asked_for_by_a_splice() {
     let edits = [

@@ -1,6 +1,7 @@
 use tandem_dialect::Route;
 use tandem_types::Dialect;
 
+/// I-DIA-ROUTE-1.
 #[test]
 fn every_path_that_engines_and_harnesses_use_has_its_route() {
     let post = [
@@ -40,6 +41,7 @@ fn a_model_id_may_have_slashes_escaped_or_not() {
     assert_eq!(Route::of("GET", "/v1/models/"), Route::Models);
 }
 
+/// I-DIA-ROUTE-2.
 #[test]
 fn a_known_path_with_a_wrong_method_is_told_apart_from_an_unknown_one() {
     assert_eq!(Route::of("GET", "/v1/chat/completions"), Route::MethodNotAllowed("POST"));

@@ -27,6 +27,7 @@ fn data_of(stream: &str) -> Vec<String> {
     whole.0.into_iter().map(|(_, data, _, _)| data).collect()
 }
 
+/// I-DIA-SSE-1.
 #[test]
 fn line_ends_of_all_kinds() {
     for end in ["\n", "\r\n", "\r"] {
@@ -64,6 +65,7 @@ fn an_event_without_its_blank_line_is_handed_out_at_the_end() {
     assert_eq!(data_of("data: a\n\ndata: b\n"), ["a", "b"]);
 }
 
+/// I-DIA-SSE-3.
 #[test]
 fn an_event_ends_at_the_carriage_return_without_waiting_for_a_line_feed() {
     let mut parser = SseParser::default();
@@ -74,6 +76,7 @@ fn an_event_ends_at_the_carriage_return_without_waiting_for_a_line_feed() {
     assert_eq!(seen, 2);
 }
 
+/// I-DIA-SSE-4.
 #[test]
 fn too_large_events_are_counted_and_the_next_one_is_read() {
     let stream = format!("data: small\n\nevent: e\ndata: {}\n\ndata: next\n\n", "x".repeat(100));
@@ -85,6 +88,7 @@ fn too_large_events_are_counted_and_the_next_one_is_read() {
     }
 }
 
+/// I-DIA-SSE-2.
 #[test]
 fn a_large_event_in_small_pieces_is_not_searched_again_for_each_piece() {
     // Searched again for each of 65,536 pieces it would be a terabyte of searching, minutes on any machine.

@@ -199,6 +199,7 @@ fn ends_and_failures_of_a_responses_stream() {
     );
 }
 
+/// I-DIA-ANS-3.
 #[test]
 fn parallel_tool_calls_are_told_apart_by_id_not_by_index() {
     let parallel = facts(Chat, TOOLS_PARALLEL);
@@ -314,6 +315,7 @@ fn token_ids_are_taken_where_the_client_asked_for_them() {
     assert_eq!(self::facts(Chat, VLLM_CHAT).prompt_token_ids, None);
 }
 
+/// I-DIA-ANS-1.
 #[test]
 fn only_the_usage_chunk_is_taken_out() {
     let text = std::str::from_utf8(VLLM_CHAT).expect("utf-8");
@@ -388,6 +390,7 @@ fn an_event_passes_at_its_own_end_while_filtering_and_at_once_without() {
     assert_eq!(sent(DropChunk), [0, 33, 0, 22, 8]);
 }
 
+/// I-DIA-2, I-DIA-SSE-4.
 #[test]
 fn an_event_too_large_to_read_passes_and_is_no_cut_when_it_was_the_last() {
     let limit = tandem_dialect::limits::SSE_EVENT_BYTES_MAX;
@@ -407,6 +410,7 @@ fn an_event_too_large_to_read_passes_and_is_no_cut_when_it_was_the_last() {
     assert_eq!((facts.oversized_events, facts.complete), (1, true));
 }
 
+/// I-DIA-EVT-3.
 #[test]
 fn the_error_event_after_a_cut_fits_to_what_was_sent() {
     let mut observer = StreamObserver::new(Responses, Keep);
@@ -438,6 +442,7 @@ fn the_error_event_after_a_cut_fits_to_what_was_sent() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// I-DIA-1, I-DIA-3, I-DIA-ANS-1.
     #[test]
     fn how_a_stream_is_cut_changes_neither_bytes_nor_facts(
         which in 0..8_usize,
