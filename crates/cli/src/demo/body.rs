@@ -25,6 +25,8 @@ pub(super) struct Conversation {
     /// Messages, input items, or (completions) one string.
     items: Vec<Value>,
     text: String,
+    /// Mixed into what tools return, so that no two agents read the same.
+    salt: u32,
 }
 
 /// What an answer said: its text and the tool calls (id, name, arguments) in order.
@@ -54,7 +56,11 @@ impl Conversation {
                 json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": plan.task}]}),
             ],
         };
-        Self { dialect: plan.dialect, items: user, text }
+        let salt = plan
+            .name
+            .bytes()
+            .fold(7, |salt: u32, byte| salt.wrapping_mul(31).wrapping_add(u32::from(byte)) % 9973);
+        Self { dialect: plan.dialect, items: user, text, salt }
     }
 
     /// The body of the next request.
@@ -106,7 +112,7 @@ impl Conversation {
         match self.dialect {
             Dialect::Completions => {
                 self.text.push_str(&answer.text);
-                self.text.push_str(&format!("\nObservation: {}\n", tool_result(turn)));
+                self.text.push_str(&format!("\nObservation: {}\n", tool_result(self.salt, turn)));
             }
             Dialect::Chat => self.extend_chat(answer, turn),
             Dialect::Responses => self.extend_responses(answer, turn),
@@ -124,7 +130,8 @@ impl Conversation {
             .collect();
         self.items.push(json!({"role": "assistant", "content": answer.text, "tool_calls": calls}));
         for (id, ..) in &answer.tool_calls {
-            self.items.push(json!({"role": "tool", "tool_call_id": id, "content": tool_result(turn)}));
+            self.items
+                .push(json!({"role": "tool", "tool_call_id": id, "content": tool_result(self.salt, turn)}));
         }
     }
 
@@ -137,7 +144,7 @@ impl Conversation {
             self.items
                 .push(json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments}));
             self.items
-                .push(json!({"type": "function_call_output", "call_id": id, "output": tool_result(turn)}));
+                .push(json!({"type": "function_call_output", "call_id": id, "output": tool_result(self.salt, turn)}));
         }
     }
 
@@ -150,7 +157,9 @@ impl Conversation {
         for (id, name, arguments) in &answer.tool_calls {
             let input: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
             content.push(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
-            results.push(json!({"type": "tool_result", "tool_use_id": id, "content": tool_result(turn)}));
+            results.push(
+                json!({"type": "tool_result", "tool_use_id": id, "content": tool_result(self.salt, turn)}),
+            );
         }
         self.items.push(json!({"role": "assistant", "content": content}));
         if results.is_empty() {
@@ -171,8 +180,8 @@ fn system_text() -> String {
     text
 }
 
-/// A few hundred tokens that differ from turn to turn.
-fn tool_result(turn: u32) -> String {
+/// A few hundred tokens that differ from agent to agent and from turn to turn.
+fn tool_result(salt: u32, turn: u32) -> String {
     (0..24)
         .map(|line| {
             format!(

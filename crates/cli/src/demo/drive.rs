@@ -24,7 +24,7 @@ const ANSWER_BYTES_MAX: usize = 8 << 20;
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long an agent is away running a tool, real time.
-const TOOL_TIME: Duration = Duration::from_millis(150);
+const TOOL_TIME: Duration = Duration::from_millis(400);
 
 /// One call as its client saw it.
 #[derive(Debug, Clone)]

@@ -46,7 +46,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
     /// Modelled time over real time.
-    #[arg(long, value_name = "FACTOR", default_value_t = 4.0)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     speedup: f64,
     /// Where to write the trace; a fresh folder in the system's temporary one when not given.
     #[arg(long, value_name = "FILE")]

@@ -83,6 +83,10 @@ fn blank(name: String, harness: &'static str, dialect: Dialect) -> AgentPlan {
     }
 }
 
+fn sender(name: &str) -> (&'static str, String) {
+    ("user-agent", name.to_owned())
+}
+
 fn claude_code(number: usize) -> AgentPlan {
     let session = uuid_like(1, number);
     let agent = format!("a{:016x}", 0xc0de_0000 + number as u64);
@@ -90,9 +94,14 @@ fn claude_code(number: usize) -> AgentPlan {
         json!({"device_id": "0".repeat(64), "account_uuid": "", "session_id": session}).to_string();
     let extra =
         json!({"max_tokens": 32_000, "metadata": {"user_id": metadata}, "thinking": {"type": "adaptive"}});
+    let agent_header = sender("claude-cli/2.1.332 (external, sdk-cli)");
     let session_header = ("X-Claude-Code-Session-Id", session.clone());
     let child = AgentPlan {
-        headers: vec![session_header.clone(), ("x-claude-code-agent-id", agent.clone())],
+        headers: vec![
+            agent_header.clone(),
+            session_header.clone(),
+            ("x-claude-code-agent-id", agent.clone()),
+        ],
         extra: extra.clone(),
         expect_id: agent,
         expect_parent: Some(session.clone()),
@@ -101,7 +110,7 @@ fn claude_code(number: usize) -> AgentPlan {
         ..blank(format!("claude-code-{number}/subagent"), "Claude Code", Dialect::Messages)
     };
     AgentPlan {
-        headers: vec![session_header],
+        headers: vec![agent_header, session_header],
         extra,
         expect_id: session,
         children: vec![child],
@@ -119,6 +128,7 @@ fn codex(number: usize) -> AgentPlan {
             ("x-codex-parent-thread-id", root.clone()),
             ("x-openai-subagent", "collab_spawn".to_owned()),
             ("originator", "codex_exec".to_owned()),
+            sender("codex_exec/0.171.0"),
         ],
         extra: extra.clone(),
         expect_id: thread,
@@ -132,6 +142,7 @@ fn codex(number: usize) -> AgentPlan {
             ("session-id", root.clone()),
             ("thread-id", root.clone()),
             ("originator", "codex_exec".to_owned()),
+            sender("codex_exec/0.171.0"),
         ],
         extra,
         expect_id: root,
@@ -145,6 +156,7 @@ fn opencode(number: usize) -> AgentPlan {
     let child_session = format!("ses_{:026x}", 0x0c0d_f000 + number);
     let child = AgentPlan {
         headers: vec![
+            sender("opencode/1.18.33 ai-sdk/provider-utils/4.0.23"),
             ("x-session-id", child_session.clone()),
             ("x-session-affinity", child_session.clone()),
             ("x-parent-session-id", session.clone()),
@@ -156,7 +168,11 @@ fn opencode(number: usize) -> AgentPlan {
         ..blank(format!("opencode-{number}/subagent"), "OpenCode", Dialect::Chat)
     };
     AgentPlan {
-        headers: vec![("x-session-id", session.clone()), ("x-session-affinity", session.clone())],
+        headers: vec![
+            sender("opencode/1.18.33 ai-sdk/provider-utils/4.0.23"),
+            ("x-session-id", session.clone()),
+            ("x-session-affinity", session.clone()),
+        ],
         extra: json!({"max_tokens": 32_000}),
         expect_id: session,
         children: vec![child],
