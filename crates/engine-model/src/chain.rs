@@ -110,6 +110,7 @@ mod tests {
         (0..).map_while(|i| chain.get(i)).collect()
     }
 
+    /// I-CHN-1, I-CHN-2.
     #[test]
     fn keys_name_the_whole_prefix() {
         let none = Namespace::default();
@@ -118,8 +119,11 @@ mod tests {
         assert_eq!(chain(&[1, 2, 3], &[4, 5, 6], &none)[..2], a[..], "where the prompt ends is irrelevant");
         let b = chain(&[9, 2, 3, 4], &[], &none);
         assert_ne!(a[1], b[1], "same tokens after another start");
+        // Fixed for good: xxh3-64 of the tokens' little-endian bytes, seeded with the parent's key.
+        assert_eq!(a[0], xxh3_64_with_seed(&[1, 0, 0, 0, 2, 0, 0, 0], xxh3_64(&[0, 0])));
     }
 
+    /// I-CHN-1.
     #[test]
     fn namespaces_keep_blocks_apart() {
         let space = |lora: Option<&str>, salt: Option<&str>| Namespace {

@@ -12,6 +12,7 @@
 //!   scheduling and computing.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::BuildHasherDefault;
 use std::time::Duration;
 
 use tandem_types::{KvEvent, Time};
@@ -20,7 +21,7 @@ use crate::chain::Chain;
 use crate::config::{ConfigError, EngineConfig, Flavor, SchedulingPolicy};
 use crate::events;
 use crate::pass::{Admission, Finish, Load, Pass, TokenOutput};
-use crate::pool::Pool;
+use crate::pool::{KeyHasher, Pool};
 use crate::request::{Prompt, Refusal, Request, RequestKey};
 use crate::seq::Seq;
 use crate::sglang::NewTokenRatio;
@@ -47,7 +48,7 @@ pub struct EngineModel {
     /// Requests by slot; slots in `vacant` are dead and keep only their buffers.
     pub(crate) seqs: Vec<Seq>,
     vacant: Vec<Slot>,
-    by_id: HashMap<RequestKey, Slot>,
+    by_id: HashMap<RequestKey, Slot, BuildHasherDefault<KeyHasher>>,
     waiting: BTreeSet<QueueKey>,
     /// The running batch, in order of admission.
     pub(crate) running: Vec<Slot>,
@@ -75,7 +76,7 @@ impl EngineModel {
             config,
             seqs: Vec::new(),
             vacant: Vec::new(),
-            by_id: HashMap::new(),
+            by_id: HashMap::default(),
             waiting: BTreeSet::new(),
             running: Vec::new(),
             scheduled: Vec::new(),

@@ -408,7 +408,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
-        /// Requests that start, publish and end at random keep the queue whole and both closures true.
+        /// I-POOL-1, I-POOL-3, I-POOL-4: requests that start, publish and end at random keep the queue whole and
+        /// both closures true.
         #[test]
         fn lookups_are_those_of_a_scan(
             acts in prop::collection::vec((0_u64..12, 1_usize..9, 0_u8..3), 1..80),
@@ -458,6 +459,7 @@ mod tests {
         }
     }
 
+    /// I-POOL-2.
     #[test]
     fn evicted_keys_come_in_queue_order_and_empty_blocks_can_go_first() {
         for (uncached_first, expected) in [(false, vec![2, 1]), (true, vec![2])] {

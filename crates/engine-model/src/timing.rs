@@ -252,6 +252,7 @@ mod tests {
         assert!((TimingModel::Polynomial.pass_ms(&decode(5, 1_000, 1000)) - 34.01).abs() < 1e-9);
     }
 
+    /// I-TIM-1, I-TIM-2.
     #[test]
     fn parts_are_added_and_absent_parts_cost_nothing() {
         let fixed = TimingModel::Fixed { prefill_ms: 7.0, decode_ms: 3.0 };
@@ -292,6 +293,7 @@ mod tests {
         assert!((TimingModel::Compact(compact()).pass_ms(&shape) - 6.25).abs() < 1e-12);
     }
 
+    /// I-TIM-4.
     #[test]
     fn unusable_models_are_named() {
         let bad = |change: fn(&mut CompactModel)| {

@@ -1,5 +1,6 @@
 //! Profiles against the published tables of their deployments (operator tables of aisimulate 0.13, ms).
 
+use proptest::prelude::*;
 use tandem_engine_model::{EngineModel, Flavor, PassShape, Profile, TimingModel};
 
 const K: u32 = 1024;
@@ -34,6 +35,7 @@ fn check_prefill(profile: &str, past: u32, table: &[f64], tolerance: f64) {
     }
 }
 
+/// I-PRO-2.
 #[test]
 fn prefill_times() {
     let minimax = "minimax-m2.5-h100-tp4";
@@ -63,6 +65,7 @@ fn check_decode(profile: &str, table: &[(u32, [f64; 5])]) {
     }
 }
 
+/// I-PRO-2.
 #[test]
 fn decode_times() {
     check_decode(
@@ -118,6 +121,7 @@ fn a_lost_prefix_costs_what_is_published() {
     near("thrash penalty", prefill(&minimax, 30_000, 0) / prefill(&minimax, 256, 30_000), 23.0, 0.05);
 }
 
+/// I-PRO-1.
 #[test]
 fn every_profile_makes_an_engine_with_the_published_pool() {
     let pools = [
@@ -140,4 +144,32 @@ fn every_profile_makes_an_engine_with_the_published_pool() {
     }
     let error = Profile::by_name("gpt").expect_err("unknown").to_string();
     assert!(error.contains("'gpt'") && error.contains("llama-70b-h100-tp4"), "{error}");
+}
+
+fn profile() -> impl Strategy<Value = TimingModel> {
+    prop::sample::select(Profile::names()).prop_map(timing)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// I-TIM-3, I-TIM-4: of two passes, the one that computes more never takes less; all are finite.
+    #[test]
+    fn more_work_takes_longer(
+        model in profile(),
+        prefills in prop::collection::vec((1_u32..40_000, 0_u32..200_000), 0..4),
+        decodes in prop::collection::vec(1_u32..200_000, 0..300),
+        more in (1_u32..5_000, 1_u32..5_000),
+    ) {
+        let mut shape = PassShape::default();
+        prefills.iter().for_each(|(new, past)| shape.add_prefill(*new, *past));
+        decodes.iter().for_each(|context| shape.add_decode(*context));
+        let ms = model.pass_ms(&shape);
+        prop_assert!(ms.is_finite() && ms >= 0.0);
+        let (mut prefill, mut decode) = (shape, shape);
+        prefill.add_prefill(more.0, more.1);
+        decode.add_decode(more.0);
+        prop_assert!(model.pass_ms(&prefill) > ms);
+        prop_assert!(model.pass_ms(&decode) > ms);
+    }
 }

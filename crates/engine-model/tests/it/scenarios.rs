@@ -10,6 +10,7 @@ use tandem_types::{KvEvent, Time};
 
 use crate::support::{changes, config, drain, engine, outputs, pass, request, run, tokens};
 
+/// I-ENG-4.
 #[test]
 fn one_request_prefills_then_decodes_and_all_comes_at_pass_ends() {
     let mut engine = engine(10);
@@ -352,6 +353,19 @@ fn a_request_waits_until_its_whole_prompt_fits() {
         let ends = drain(&mut engine);
         assert_eq!(ends.iter().flat_map(|p| &p.outputs).filter(|o| o.finish.is_some()).count(), 2);
     }
+}
+
+/// I-VLL-3.
+#[test]
+fn the_queue_is_never_overtaken() {
+    let mut engine = engine(6);
+    engine.submit(request(1, tokens(0, 15), 2)).expect("accepted");
+    pass(&mut engine);
+    engine.submit(request(2, tokens(100, 12), 1)).expect("accepted");
+    engine.submit(request(3, tokens(200, 1), 1)).expect("accepted");
+    // Two blocks are free: enough for the third request, not for the second.
+    assert_eq!(outputs(&pass(&mut engine)), [1]);
+    assert_eq!(outputs(&pass(&mut engine)), [2, 3]);
 }
 
 #[test]
