@@ -247,7 +247,7 @@ fn assign(table: &mut toml::Table, assignment: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the gateway until SIGTERM or SIGINT; a second signal ends it at once.
+/// Runs the gateway until SIGTERM or SIGINT; a second SIGINT ends it at once.
 pub(crate) async fn run(args: ServeArgs) -> Result<ExitCode, Failure> {
     let config = layered(args)?;
     let resolved: Resolved = config.resolve().map_err(|e| Failure::Usage(e.into()))?;
@@ -257,18 +257,24 @@ pub(crate) async fn run(args: ServeArgs) -> Result<ExitCode, Failure> {
     let mut hangup = signal(SignalKind::hangup()).context("listening for SIGHUP")?;
     let mut stopping = false;
     loop {
-        tokio::select! {
+        let impatient = tokio::select! {
             () = gateway.wait() => return Ok(ExitCode::SUCCESS),
-            _ = hangup.recv() => gateway.reload_certificates(),
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        if stopping {
+            _ = hangup.recv() => {
+                gateway.reload_certificates();
+                continue;
+            }
+            // Supervisors repeat SIGTERM as they like; only a person's second Ctrl-C means "now".
+            _ = terminate.recv() => false,
+            _ = interrupt.recv() => stopping,
+        };
+        if impatient {
             return Err(Failure::Run(anyhow!("stopped by a second signal; calls under way were cut")));
         }
-        tracing::info!("stopping: no new calls, those under way finish");
-        gateway.begin_shutdown();
-        stopping = true;
+        if !stopping {
+            tracing::info!("stopping: no new calls, those under way finish");
+            gateway.begin_shutdown();
+            stopping = true;
+        }
     }
 }
 
