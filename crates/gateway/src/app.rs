@@ -34,6 +34,8 @@ pub(crate) struct App {
     /// Cancelled when the grace is over: what is still under way is cut.
     pub(crate) aborting: CancellationToken,
     pub(crate) ids: RequestIds,
+    /// Turns that wait for a worker.
+    pub(crate) held: AtomicU64,
     /// Where the rotation of calls that are no turns stands.
     pub(crate) next_small_call: AtomicUsize,
     next_turn: AtomicU64,
@@ -67,6 +69,7 @@ impl App {
             draining: CancellationToken::new(),
             aborting: CancellationToken::new(),
             ids: RequestIds::default(),
+            held: AtomicU64::new(0),
             next_small_call: AtomicUsize::new(0),
             next_turn: AtomicU64::new(1),
         }

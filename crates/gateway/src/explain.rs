@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tandem_scheduler::Decision;
-use tandem_types::{RequestId, TurnId};
+use tandem_types::TurnId;
+
+use crate::respond::RequestIdentity;
 
 /// Decisions kept.
 const KEPT: usize = 4096;
@@ -18,7 +20,7 @@ pub(crate) struct Decisions {
 #[derive(Default)]
 struct Ring {
     decisions: VecDeque<Arc<Decision>>,
-    requests: VecDeque<(TurnId, RequestId)>,
+    requests: VecDeque<(TurnId, RequestIdentity)>,
 }
 
 impl Decisions {
@@ -35,20 +37,21 @@ impl Decisions {
         ring.decisions.push_back(decision);
     }
 
-    /// Remembers under which request id a turn came.
-    pub(crate) fn name(&self, turn: TurnId, request: RequestId) {
+    /// Remembers under which request ids a turn came.
+    pub(crate) fn name(&self, turn: TurnId, ids: &RequestIdentity) {
         let mut ring = self.ring();
         if ring.requests.len() == KEPT {
             ring.requests.pop_front();
         }
-        ring.requests.push_back((turn, request));
+        ring.requests.push_back((turn, ids.clone()));
     }
 
-    /// The decisions about the request of that id, or the turn of that number (`t12`), oldest first.
+    /// The decisions about requests of that id (ours or the client's), or the turn of that number (`t12`),
+    /// oldest first.
     pub(crate) fn about(&self, id: &str) -> Vec<Arc<Decision>> {
         let ring = self.ring();
         let numbered = id.strip_prefix('t').and_then(|n| n.parse().ok()).map(TurnId);
-        let named = ring.requests.iter().filter(|(_, request)| request.as_str() == id).map(|(turn, _)| *turn);
+        let named = ring.requests.iter().filter(|(_, ids)| ids.is(id)).map(|(turn, _)| *turn);
         let turns: Vec<TurnId> = named.chain(numbered).collect();
         ring.decisions.iter().filter(|decision| turns.contains(&decision.turn)).cloned().collect()
     }

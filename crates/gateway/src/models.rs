@@ -4,9 +4,11 @@
 //! error there keeps them from the call that would tell them more.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use serde::Serialize;
+use serde_json::value::RawValue;
 use tandem_dialect::ErrorKind;
 use tandem_engines::{EngineState, ModelInfo};
 
@@ -14,28 +16,25 @@ use crate::app::App;
 use crate::body::Body;
 use crate::respond;
 
+/// An entry of the list: the engine's own where there is one, as it wrote it.
 #[derive(Serialize)]
-struct Model {
-    id: String,
-    object: &'static str,
-    created: u64,
-    owned_by: &'static str,
-    root: String,
-    parent: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_model_len: Option<u64>,
+#[serde(untagged)]
+enum Model {
+    Own(Arc<RawValue>),
+    Made { id: String, object: &'static str, created: u64, owned_by: &'static str, root: String },
 }
 
 impl Model {
     fn new(info: ModelInfo) -> Self {
-        Self {
-            root: info.parent.clone().unwrap_or_else(|| info.id.clone()),
-            id: info.id,
-            object: "model",
-            created: 0,
-            owned_by: "tandem",
-            parent: info.parent,
-            max_model_len: info.max_model_len,
+        match info.entry {
+            Some(entry) => Self::Own(entry),
+            None => Self::Made {
+                root: info.parent.unwrap_or_else(|| info.id.clone()),
+                id: info.id,
+                object: "model",
+                created: 0,
+                owned_by: "tandem",
+            },
         }
     }
 }
@@ -49,22 +48,12 @@ struct List {
 /// Every model once. Where engines differ in the context length, the shortest counts: a turn may go to any.
 fn merged(app: &App) -> BTreeMap<String, ModelInfo> {
     let mut models: BTreeMap<String, ModelInfo> = BTreeMap::new();
-    for engine in app.engines.list() {
-        if !matches!(engine.state, EngineState::Ready | EngineState::Draining) {
-            continue;
-        }
-        for model in engine.models {
-            match models.get_mut(&model.id) {
-                Some(known) => {
-                    known.max_model_len = match (known.max_model_len, model.max_model_len) {
-                        (Some(a), Some(b)) => Some(a.min(b)),
-                        (a, b) => a.or(b),
-                    };
-                }
-                None => {
-                    models.insert(model.id.clone(), model);
-                }
-            }
+    let listed = app.engines.list();
+    let taking = listed.into_iter().filter(|e| matches!(e.state, EngineState::Ready | EngineState::Draining));
+    for model in taking.flat_map(|engine| engine.models) {
+        let shorter = |known: &ModelInfo| model.max_model_len.is_some_and(|n| known.max_model_len.is_none_or(|k| n < k));
+        if models.get(&model.id).is_none_or(shorter) {
+            models.insert(model.id.clone(), model);
         }
     }
     models

@@ -47,7 +47,7 @@ pub(crate) enum Message {
     /// A turn and the way to reach it.
     Arrived(Box<TurnArrival>, mpsc::UnboundedSender<TurnEffect>),
     /// Anything else that happens to a turn or a program.
-    Input(Input),
+    Input(Box<Input>),
     /// A look at the scheduler's state.
     Look(Box<dyn FnOnce(&Scheduler) + Send>),
     /// The end.
@@ -66,7 +66,7 @@ pub(crate) struct LastWord(mpsc::OwnedPermit<Message>);
 
 impl LastWord {
     fn say(self, input: Input) {
-        drop(self.0.send(Message::Input(input)));
+        drop(self.0.send(Message::Input(Box::new(input))));
     }
 
     /// The answer is over.
@@ -110,12 +110,12 @@ impl Owner {
 
     /// A try failed before the first byte.
     pub(crate) async fn failed(&self, turn: TurnId, failure: DispatchFailure) {
-        let _ = self.messages.send(Message::Input(Input::TurnFailed { turn, failure })).await;
+        let _ = self.messages.send(Message::Input(Box::new(Input::TurnFailed { turn, failure }))).await;
     }
 
     /// A program will not come back.
     pub(crate) async fn session_end(&self, program: ProgramKey) {
-        let _ = self.messages.send(Message::Input(Input::SessionEnd { program })).await;
+        let _ = self.messages.send(Message::Input(Box::new(Input::SessionEnd { program }))).await;
     }
 
     /// Looks at the scheduler.
@@ -137,7 +137,7 @@ impl Owner {
     /// News that only refine the scheduler's picture. The channel has room for several per turn, so it is
     /// full only when the owner is stuck; then the picture stays coarse and the loss is counted.
     pub(crate) fn tell(&self, input: Input) {
-        if self.messages.try_send(Message::Input(input)).is_err() {
+        if self.messages.try_send(Message::Input(Box::new(input))).is_err() {
             self.metrics.inc(Family::LimitHits, &[("limit", "scheduler_queue")]);
         }
     }
@@ -211,7 +211,7 @@ impl Task {
                 self.turns.insert(arrival.turn, effects);
                 self.input(Input::TurnArrived(*arrival));
             }
-            Message::Input(input) => self.input(input),
+            Message::Input(input) => self.input(*input),
             Message::Look(look) => look(&self.parts.scheduler),
             Message::Close => {}
         }

@@ -29,6 +29,11 @@ impl RequestIdentity {
         Self { own: fresh_id(), client }
     }
 
+    /// Whether this request is known by `id`.
+    pub(crate) fn is(&self, id: &str) -> bool {
+        self.own.as_str() == id || self.client.as_ref().is_some_and(|client| client.as_str() == id)
+    }
+
     /// The id under which the client knows the request.
     pub(crate) fn shown(&self) -> &RequestId {
         self.client.as_ref().unwrap_or(&self.own)

@@ -28,7 +28,6 @@ pub const DEFAULT_METRICS_PORT: u16 = 29000;
 /// The gateway's configuration as people write it.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches that people set by name")]
 pub struct Config {
     /// Engines, such as `http://gpu-1:8000`, `http://gpu-2:8000@kind=vllm,max_running=64` or
     /// `dns://engines.example:8000`.

@@ -53,7 +53,7 @@ pub(crate) enum Obtained {
     /// An event stream begins.
     Stream(Parts, Incoming, UsageFilter),
     /// An answer that does not stream, whole.
-    Whole(Parts, Bytes, AnswerFacts),
+    Whole(Parts, Bytes, Box<AnswerFacts>),
     /// An answer that does not stream and is too large to wait for: what came so far, and the rest.
     Large(Parts, Bytes, Incoming),
     /// No answer: say so in the dialect's form.
@@ -89,7 +89,7 @@ pub(crate) fn fly_again(turn: Turn, call: Arc<Call>, failure: DispatchFailure) -
 }
 
 /// An engine's refusal that may be all that a client gets in the end.
-type LastAnswer = Option<(Parts, Bytes)>;
+type LastAnswer = Option<Box<(Parts, Bytes)>>;
 
 /// Why a try gave no answer.
 struct TryFailed {
@@ -211,7 +211,8 @@ fn rejected(
     let (word, kind) = reject_words(reason);
     turn.app.metrics.inc(Family::Rejections, &[("reason", word)]);
     let exhausted = matches!(reason, RejectReason::AttemptsExhausted(_));
-    if let (true, Some((parts, body))) = (exhausted, last) {
+    if let (true, Some(last)) = (exhausted, last) {
+        let (parts, body) = *last;
         turn.story.status = Some(parts.status.as_u16());
         turn.end(End::Rejected { reason: word, kind }, None);
         return (turn, Obtained::LastAnswer(parts, body, seconds));
@@ -226,15 +227,10 @@ fn rejected(
             None => "no worker became free in time".to_owned(),
         },
         RejectReason::NoWorker => "no worker is ready".to_owned(),
-        RejectReason::UnknownModel => match &turn.story.model {
-            Some(model) => format!("no engine serves the model `{model}`"),
-            None => "no engine serves this call".to_owned(),
-        },
         RejectReason::AttemptsExhausted(_) => format!("no engine could answer: {trouble}"),
     };
-    let retry_after = (kind != ErrorKind::ModelNotFound).then_some(seconds);
     turn.end(End::Rejected { reason: word, kind }, None);
-    (turn, Obtained::Refused(refusal(kind, message, retry_after)))
+    (turn, Obtained::Refused(refusal(kind, message, Some(seconds))))
 }
 
 const fn reject_words(reason: RejectReason) -> (&'static str, ErrorKind) {
@@ -242,7 +238,6 @@ const fn reject_words(reason: RejectReason) -> (&'static str, ErrorKind) {
         RejectReason::QueueFull => ("queue_full", ErrorKind::QueueFull),
         RejectReason::HoldExpired => ("hold_expired", ErrorKind::HoldExpired),
         RejectReason::NoWorker => ("no_worker", ErrorKind::NoWorker),
-        RejectReason::UnknownModel => ("unknown_model", ErrorKind::ModelNotFound),
         RejectReason::AttemptsExhausted(FailureKind::Timeout) => {
             ("attempts_exhausted", ErrorKind::UpstreamTimeout)
         }
@@ -289,7 +284,7 @@ async fn try_worker(
     if let Some(kind) = engine_failure(parts.status) {
         let text = format!("status {}", parts.status.as_u16());
         let last = match collect(body, ERROR_BODY_MAX, app.config.timeouts.small_call.0).await {
-            Ok(Collected::Whole(bytes)) => Some((parts, bytes)),
+            Ok(Collected::Whole(bytes)) => Some(Box::new((parts, bytes))),
             Ok(Collected::Large(..)) | Err(_) => None,
         };
         return Err(TryFailed { last, ..failed(kind, text) });
@@ -300,7 +295,7 @@ async fn try_worker(
     match collect(body, app.config.limits.answer_buffer.bytes(), idle).await {
         Ok(Collected::Whole(bytes)) => {
             let facts = observe_body(call.dialect, &bytes);
-            Ok(Obtained::Whole(parts, bytes, facts))
+            Ok(Obtained::Whole(parts, bytes, Box::new(facts)))
         }
         Ok(Collected::Large(bytes, rest)) => Ok(Obtained::Large(parts, bytes, rest)),
         Err(failed) => Err(failed),

@@ -15,6 +15,7 @@ mod story;
 mod stream;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use http::{Request, Response};
@@ -67,6 +68,7 @@ impl Turn {
         if self.story.held_since.is_none() {
             self.story.held_since = Some(Instant::now());
             self.app.metrics.inc(Family::Holds, &[("reason", hold_word(reason))]);
+            self.app.held.fetch_add(1, Ordering::Relaxed);
             self.app.metrics.shift(Family::TurnsHeld, 1.0);
             self.app.trace.held(&self.story, reason, position);
         }
@@ -77,6 +79,7 @@ impl Turn {
     fn let_go(&mut self) {
         if let Some(since) = self.story.held_since.take() {
             self.story.held += since.elapsed();
+            self.app.held.fetch_sub(1, Ordering::Relaxed);
             self.app.metrics.shift(Family::TurnsHeld, -1.0);
             self.app.metrics.lasted(Family::HoldSeconds, &[], since.elapsed());
         }

@@ -1,6 +1,7 @@
 //! From an HTTP request to a turn in the scheduler's hands: body, identity, edits, arrival.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use tandem_dialect::{BodyField, ErrorKind, ParsedRequest, apply_edits, parse_req
 use tandem_identity::{Handling, Identity, RequestHead, hold_tolerance, hygiene, identify};
 use tandem_scheduler::TurnArrival;
 use tandem_trace::record::HygieneFound;
-use tandem_types::{BodyEdit, Dialect, TenantId, TurnFacts, TurnId};
+use tandem_types::{BodyEdit, Dialect, TenantId, Time, TurnFacts, TurnId};
 
 use super::Turn;
 use super::flight::Call;
@@ -34,51 +35,78 @@ pub(super) async fn prepare(
     request: Request<Incoming>,
 ) -> Prepared {
     let arrived = Instant::now();
-    let (received_unix_ms, received) = (unix_ms(), app.clock.now());
-    let refuse = |kind, message: &str, retry_after| {
-        Box::new(respond::error(app, Some(dialect), kind, message, retry_after))
+    let times = (unix_ms(), app.clock.now());
+    let refuse = |kind: ErrorKind, message: &str| {
+        Box::new(respond::error(app, Some(dialect), kind, message, None))
     };
-    if app.slots.available_permits() == 0 {
-        app.metrics.inc(Family::LimitHits, &[("limit", "max_concurrent_requests")]);
-    }
     let Ok(slot) = Arc::clone(&app.slots).try_acquire_owned() else {
-        return Err(refuse(ErrorKind::QueueFull, "too many calls at once", Some(5)));
+        app.metrics.inc(Family::LimitHits, &[("limit", "max_concurrent_requests")]);
+        return Err(refuse(ErrorKind::QueueFull, "too many calls at once"));
     };
     let (head, body) = request.into_parts();
-    let (body, memory) = match read(app, &head.headers, body).await {
-        Ok(read) => read,
-        Err((kind, message)) => {
-            let retry_after = kind.retry_after().then_some(5);
-            return Err(refuse(kind, &message, retry_after));
-        }
-    };
+    let (body, memory) =
+        read(app, &head.headers, body).await.map_err(|(kind, message)| refuse(kind, &message))?;
     let complete = Instant::now();
-    let parsed = match parse_request(dialect, &body) {
-        Ok(parsed) => parsed,
-        Err(error) => return Err(refuse(error.kind(), &error.to_string(), None)),
+    let parsed =
+        parse_request(dialect, &body).map_err(|error| refuse(error.kind(), &error.to_string()))?;
+    let turn = app.next_turn();
+    let (story, call, arrival) = make(app, turn, tenant, ids, times, Received { head, body, memory, parsed });
+    app.metrics.lasted(Family::PrepareSeconds, &[], complete.elapsed());
+    let Ok((effects, last_word)) = app.owner.arrive(arrival).await else {
+        return Err(refuse(ErrorKind::ShuttingDown, "the server is shutting down"));
     };
+    app.metrics.shift(Family::TurnsInFlight, 1.0);
+    let turn = Turn {
+        app: Arc::clone(app),
+        id: turn,
+        effects,
+        last_word: Some(last_word),
+        story,
+        deadline: arrived + app.config.request_timeout,
+        _slot: slot,
+    };
+    Ok((turn, Arc::new(call)))
+}
+
+/// A request that was read.
+struct Received {
+    head: http::request::Parts,
+    body: Bytes,
+    memory: Reserved,
+    parsed: ParsedRequest,
+}
+
+/// What a request is to the story, to the engines and to the scheduler.
+fn make(
+    app: &App,
+    turn: TurnId,
+    tenant: TenantId,
+    ids: &RequestIdentity,
+    (received_unix_ms, received): (u64, Time),
+    request: Received,
+) -> (Story, Call, TurnArrival) {
+    let Received { head, body, memory, parsed } = request;
     let target = head.uri.path_and_query().map_or_else(|| head.uri.path().to_owned(), ToString::to_string);
     let request_head = RequestHead { method: &head.method, path: &target, headers: &head.headers };
     let identity = identify(&request_head, Some(&parsed.facts), &tenant, &app.config.identity);
     count_identity(app, &identity);
-    let edited = edit(app, dialect, &tenant, &identity, &parsed, body);
-
-    let turn = app.next_turn();
-    app.decisions.name(turn, ids.own.clone());
+    let edited = edit(app, parsed.facts.dialect, &tenant, &identity, &parsed, body);
+    app.decisions.name(turn, ids);
     let mut story = Story::begin(Beginning {
+        tenant,
         request_id: ids.own.clone(),
         x_request_id: ids.client.clone(),
         identity: &identity,
         facts: &parsed.facts,
         hygiene: edited.hygiene,
         prompt: parsed.facts.prompt_tokens.clone().map_or(PromptTokens::Unknown, PromptTokens::Known),
+        queue_depth: app.held.load(Ordering::Relaxed),
         received_unix_ms,
         received,
     });
-    story.tenant = tenant;
     let hold_max = hold(app, &identity, &parsed, &mut story);
-    let call = Arc::new(Call {
-        dialect,
+    let call = Call {
+        dialect: parsed.facts.dialect,
         target,
         headers: head.headers,
         body: edited.body,
@@ -87,25 +115,9 @@ pub(super) async fn prepare(
         choices: parsed.answer_choices(),
         model: parsed.facts.model.clone(),
         engine_id: app.ids.claim(ids.client.as_ref(), &ids.own),
-    });
+    };
     let arrival = arrival(turn, &identity, &parsed, hold_max);
-    app.metrics.lasted(Family::PrepareSeconds, &[], complete.elapsed());
-    match app.owner.arrive(arrival).await {
-        Ok((effects, last_word)) => {
-            app.metrics.shift(Family::TurnsInFlight, 1.0);
-            let turn = Turn {
-                app: Arc::clone(app),
-                id: turn,
-                effects,
-                last_word: Some(last_word),
-                story,
-                deadline: arrived + app.config.request_timeout,
-                _slot: slot,
-            };
-            Ok((turn, call))
-        }
-        Err(_) => Err(refuse(ErrorKind::ShuttingDown, "the server is shutting down", Some(5))),
-    }
+    (story, call, arrival)
 }
 
 /// Reads the body, or says why not.

@@ -79,12 +79,14 @@ pub(crate) struct Story {
 
 /// What a story begins with.
 pub(crate) struct Beginning<'a> {
+    pub(crate) tenant: TenantId,
     pub(crate) request_id: RequestId,
     pub(crate) x_request_id: Option<RequestId>,
     pub(crate) identity: &'a Identity,
     pub(crate) facts: &'a TurnFacts,
     pub(crate) hygiene: Vec<HygieneFound>,
     pub(crate) prompt: PromptTokens,
+    pub(crate) queue_depth: u64,
     pub(crate) received_unix_ms: u64,
     pub(crate) received: Time,
 }
@@ -114,10 +116,10 @@ impl Story {
             agent,
             extras,
             prompt: from.prompt,
-            queue_depth: 0,
+            queue_depth: from.queue_depth,
             received_unix_ms: from.received_unix_ms,
             received: from.received,
-            tenant: TenantId::default(),
+            tenant: from.tenant,
             early_200_after: None,
             keep_alive: Duration::from_secs(10),
             held_since: None,

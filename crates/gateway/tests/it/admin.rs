@@ -56,7 +56,8 @@ async fn turns_and_sessions_can_be_explained_and_ended() {
     assert_eq!(setup.post("/v1/chat/completions", headers, &chat("hi", true)).await.status, 200);
     let sessions = setup.admin_until("/sessions", |s| s["programs"][0]["live_turns"] == 0).await;
     assert_eq!(sessions["programs"][0]["program"]["session"], "s-1");
-    let explained = setup.admin("/turns/t1").await;
+    let explained = setup.admin("/turns/r-1").await;
+    assert_eq!(explained["decisions"], setup.admin("/turns/t1").await["decisions"]);
     assert_eq!(explained["decisions"][0]["worker"], json!({"engine": 0, "rank": 0}));
     assert!(explained["decisions"][0]["reason"].is_string());
     assert_eq!(admin(&setup, "GET /turns/nobody".to_owned(), "").await.status, 404);

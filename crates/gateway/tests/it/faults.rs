@@ -163,7 +163,8 @@ async fn an_engines_last_words_pass_when_no_other_had_better_ones() {
         assert_eq!((answer.status, answer.json()["error"]["message"].as_str()), (status, Some("engine words")));
         assert!((5..=60).contains(&answer.retry_after()), "codex gives up on a 429 without one");
     }
-    assert_eq!(engine.calls().len(), 6);
+    // An engine that is overloaded is not asked again at once when there is no other.
+    assert_eq!(engine.calls().len(), 3 + 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,7 @@
 //! The gateway against scripted engines over real sockets.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test by panicking")]
+
 mod admin;
 mod client;
 mod config;
