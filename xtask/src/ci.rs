@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::{arch, tidy};
+use crate::{arch, docs, tidy};
 
 enum Step {
     Chore(fn() -> Result<()>),
@@ -20,6 +20,7 @@ const STEPS: &[(&str, Step)] = &[
     ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])),
     ("deny", Step::Cargo(&["deny", "--all-features", "check", "bans", "licenses", "sources"])),
     ("doc", Step::Cargo(&["doc", "--workspace", "--no-deps", "--locked"])),
+    ("docs", Step::Chore(|| docs::run(true))),
     ("test", Step::Cargo(&["test", "--workspace", "--locked"])),
 ];
 

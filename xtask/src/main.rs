@@ -6,7 +6,9 @@ use clap::{Parser, Subcommand};
 
 mod arch;
 mod ci;
+mod docs;
 mod e2e;
+mod markdown;
 mod metadata;
 mod tidy;
 
@@ -22,12 +24,18 @@ struct Args {
 enum Chore {
     /// Check the arrows between crates, their outside dependencies and the purity of the core.
     Arch,
-    /// Check module docs, file lengths, placeholders, machine paths and invariant ids.
+    /// Check module docs, file lengths, placeholders, machine paths, links and invariant ids.
     Tidy,
     /// Run everything that a change must pass, or the named steps only.
     Ci {
         /// Steps to run; all when none is named.
         steps: Vec<String>,
+    },
+    /// Write the generated pages of the documentation from the built binary.
+    Docs {
+        /// Write nothing; fail where a page has drifted, or a command, flag or configuration in any page is wrong.
+        #[arg(long)]
+        check: bool,
     },
     /// Run end-to-end suites against the built binary: `demo`, `clients`, `harnesses`; by name also `vllm`.
     E2e {
@@ -41,6 +49,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().chore {
         Chore::Arch => arch::run(),
         Chore::Tidy => tidy::run(),
+        Chore::Docs { check } => docs::run(check),
         Chore::Ci { steps } => ci::run(&steps),
         Chore::E2e { suites } => e2e::run(&suites),
     };

@@ -12,6 +12,7 @@ pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
     pub(crate) workspace_members: BTreeSet<String>,
     pub(crate) resolve: Resolve,
+    pub(crate) target_directory: PathBuf,
 }
 
 #[derive(Debug, Deserialize)]

@@ -1,5 +1,5 @@
-//! House rules that no compiler checks: module docs, file lengths, placeholders, machine paths, and that
-//! every numbered invariant is named by a test.
+//! House rules that no compiler checks: module docs, file lengths, placeholders, machine paths, links
+//! between pages, and that every numbered invariant is named by a test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::arch::report;
+use crate::markdown;
 
 /// Longest source file, in lines without its test module. The aim is 500.
 const FILE_LINES_MAX: usize = 800;
@@ -21,6 +22,9 @@ pub(crate) fn run() -> Result<()> {
     for file in tracked_files()? {
         let Ok(text) = fs::read_to_string(&file) else { continue };
         check_words(&file, &text, &mut faults);
+        if file.extension().is_some_and(|e| e == "md") {
+            markdown::check_links(&file, &text, &mut faults)?;
+        }
         if file.extension().is_none_or(|e| e != "rs") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! `tandem config check|show|schema`.
+//! `tandem config check|show|schema`; and, hidden, the page of metrics from which the documentation is made.
 
 use std::process::ExitCode;
 
@@ -24,6 +24,9 @@ enum What {
     Show(Box<ServeArgs>),
     /// Print the JSON schema of the configuration file.
     Schema,
+    /// Print the reference page of all metrics.
+    #[command(hide = true)]
+    Metrics,
 }
 
 #[expect(clippy::print_stdout, reason = "the command's output")]
@@ -43,6 +46,7 @@ pub(crate) fn run(args: ConfigArgs) -> Result<ExitCode, Failure> {
             let schema = Config::json_schema();
             println!("{}", serde_json::to_string_pretty(&schema).context("writing the schema")?);
         }
+        What::Metrics => print!("{}", tandem_gateway::metrics_reference_page()),
     }
     Ok(ExitCode::SUCCESS)
 }
