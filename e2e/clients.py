@@ -17,7 +17,7 @@ PACKAGES = ["openai", "anthropic"]
 MODEL = "tiny"
 # What differs between two runs of one engine: wall clock times, and ids that it draws.
 VOLATILE = ("created", "created_at", "completed_at", "queued_at")
-DRAWN = re.compile(r"\b(chatcmpl-tool|call|toolu|fc|msg|rs|resp|chatcmpl|cmpl)[-_][0-9a-zA-Z-]{8,}")
+DRAWN = re.compile(r"\b(modelperm|chatcmpl-tool|call|toolu|fc|msg|rs|resp|chatcmpl|cmpl)[-_][0-9a-zA-Z-]{8,}|\b[0-9a-f]{32}\b")
 
 
 def level(value, names):
@@ -27,13 +27,14 @@ def level(value, names):
     if isinstance(value, list):
         return [level(v, names) for v in value]
     if isinstance(value, str):
-        return DRAWN.sub(lambda m: names.setdefault(m[0], f"{m[1]}#{len(names)}"), value)
+        return DRAWN.sub(lambda m: names.setdefault(m[0], f"{m[1] or 'id'}#{len(names)}"), value)
     return value
 
 
-def calls(python, base):
+def calls(python, base, temperature=None):
     script = pathlib.Path(__file__).with_name("client_calls.py")
-    done = subprocess.run([str(python), str(script), base, MODEL], stdout=subprocess.PIPE, check=True, timeout=300)
+    argv = [str(python), str(script), base, MODEL, *([] if temperature is None else [str(temperature)])]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=300)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -51,9 +52,9 @@ def libraries_test(kind, extra=()):
                 a, b = level(a, {}), level(b, {})
                 must(a == b, f"{a['name']}: straight {json.dumps(a)[:1500]}\nthrough {json.dumps(b)[:1500]}")
             errors = sum("error" in a for a in want)
-            must(errors >= 7, f"only {errors} of the error calls failed")
+            must(errors >= 6, f"only {errors} of the error calls failed")
             through.stop()
-            inference = [a for a in want if a["name"] not in ("models", "model", "messages count")]
+            inference = [a for a in want if a["name"] not in ("models", "messages count")]
             rows = through.rows()
             must(len(rows) == len(inference), f"{len(inference)} inference calls but {len(rows)} rows")
         finally:
@@ -91,7 +92,14 @@ def level_bytes(data):
     names = {}
     data = re.sub(rb'"(created|created_at|completed_at|queued_at)":\s?\d+(\.\d+)?', rb'"\1":0', data)
     pattern = re.compile(DRAWN.pattern.encode())
-    return pattern.sub(lambda m: names.setdefault(m[0], b"%s#%d" % (m[1], len(names))), data)
+    return pattern.sub(lambda m: names.setdefault(m[0], b"%s#%d" % (m[1] or b"id", len(names))), data)
+
+
+def by_choice(data):
+    """The events of each choice in their order: how an engine interleaves two choices is a matter of timing."""
+    events = data.split(b"\n\n")
+    index = [re.search(rb'"choices":\[\{"index":(\d+)', event) for event in events]
+    return sorted(zip([int(i[1]) if i else -1 for i in index], range(len(events)), events), key=lambda e: e[:2])
 
 
 ASK = [{"role": "user", "content": "Tell me a story about caches. \u00e9\u4e16\U0001f600"}]
@@ -119,7 +127,10 @@ def raw_test(kind):
                 a, b = raw(engine, path, body, headers), raw(through.port, path, body, headers)
                 must(a[0] == b[0], f"{path}: {a[0]} and {b[0]}")
                 must(len(a[1]) > 200, f"{path}: only {len(a[1])} bytes")
-                must(level_bytes(a[1]) == level_bytes(b[1]), f"{path}: straight {a[1][:3000]!r}\nthrough {b[1][:3000]!r}")
+                got, want = level_bytes(b[1]), level_bytes(a[1])
+                if "n" in body:
+                    got, want = ([e[2] for e in by_choice(x)] for x in (got, want))
+                must(got == want, f"{path}: straight {a[1][:3000]!r}\nthrough {b[1][:3000]!r}")
             through.stop()
         finally:
             straight.kill()

@@ -137,7 +137,7 @@ def test_claude_code_subagents(folder):
         fleet.kill()
 
 
-def codex(folder, fleet, prompt):
+def codex(folder, fleet, prompt, resume=False):
     base = modules("@openai/codex") / "@openai" / "codex-linux-x64" / "vendor"
     found = next(base.glob("*/bin/codex"), None) or next(base.glob("*/codex/codex"), None)
     must(found, f"no codex under {base}")
@@ -146,7 +146,8 @@ def codex(folder, fleet, prompt):
     (config / "config.toml").write_text(
         f'model = "{fleet.model}"\nmodel_provider = "tandem"\n[model_providers.tandem]\nname = "tandem"\n'
         f'base_url = "{fleet.url}/v1"\nenv_key = "TANDEM_KEY"\nwire_api = "responses"\nsupports_websockets = true\n')
-    argv = [found, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
+    argv = [found, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    argv += ["resume", "--last", prompt] if resume else [prompt]
     return run(argv, folder, {"TANDEM_KEY": "test-key"})
 
 

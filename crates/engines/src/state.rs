@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderValue};
 use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
 use tandem_types::{EngineId, EngineKind, LoadReport, WorkerId, WorkerInfo};
 
 use crate::headers::DATA_PARALLEL_RANK;
@@ -97,8 +98,9 @@ pub enum EngineState {
     Down,
 }
 
-/// A model as the engine lists it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+/// A model as the engine lists it. Two are equal when what routing needs of them is: engines draw some members
+/// of an entry anew for each listing.
+#[derive(Debug, Clone, Serialize)]
 pub struct ModelInfo {
     /// The name to ask for.
     pub id: String,
@@ -106,7 +108,19 @@ pub struct ModelInfo {
     pub parent: Option<String>,
     /// Longest context in tokens, where the engine tells.
     pub max_model_len: Option<u64>,
+    /// The engine's own entry, as it wrote it; `None` for another name of a model whose entry is under the
+    /// first.
+    #[serde(skip)]
+    pub entry: Option<Arc<RawValue>>,
 }
+
+impl PartialEq for ModelInfo {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.id, &self.parent, self.max_model_len) == (&other.id, &other.parent, other.max_model_len)
+    }
+}
+
+impl Eq for ModelInfo {}
 
 /// Where an engine's load reports come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

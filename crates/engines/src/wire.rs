@@ -4,8 +4,10 @@
 //! be taken for broken because of one. Sources: vLLM 0.32, SGLang 0.5.23, llama.cpp's server.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use tandem_types::{EngineKind, LoadReport};
 
 use crate::config::{MODELS_MAX, RANKS_MAX};
@@ -24,7 +26,7 @@ pub(crate) struct Models {
 
 #[derive(Deserialize)]
 struct ModelsWire {
-    data: Vec<ModelWire>,
+    data: Vec<Box<RawValue>>,
 }
 
 #[derive(Deserialize)]
@@ -54,7 +56,9 @@ pub(crate) fn models(body: &[u8]) -> Option<Models> {
     let wire: ModelsWire = serde_json::from_slice(body).ok()?;
     let mut out = Models::default();
     let mut by_id = BTreeMap::new();
-    for model in wire.data.into_iter().take(MODELS_MAX) {
+    for entry in wire.data.into_iter().take(MODELS_MAX) {
+        let model: ModelWire = serde_json::from_str(entry.get()).ok()?;
+        let mut entry = Some(Arc::from(entry));
         match model.owned_by.as_deref() {
             Some("vllm") => out.kind = Some(EngineKind::Vllm),
             Some("sglang") => out.kind = Some(EngineKind::Sglang),
@@ -67,7 +71,7 @@ pub(crate) fn models(body: &[u8]) -> Option<Models> {
         let max_model_len = model.max_model_len.or_else(|| model.meta.and_then(|m| m.n_ctx));
         for id in std::iter::once(model.id).chain(model.aliases.unwrap_or_default()) {
             let parent = model.parent.clone();
-            by_id.entry(id.clone()).or_insert(ModelInfo { id, parent, max_model_len });
+            by_id.entry(id.clone()).or_insert(ModelInfo { id, parent, max_model_len, entry: entry.take() });
         }
     }
     out.models = by_id.into_values().take(MODELS_MAX).collect();

@@ -51,7 +51,9 @@ fn merged(app: &App) -> BTreeMap<String, ModelInfo> {
     let listed = app.engines.list();
     let taking = listed.into_iter().filter(|e| matches!(e.state, EngineState::Ready | EngineState::Draining));
     for model in taking.flat_map(|engine| engine.models) {
-        let shorter = |known: &ModelInfo| model.max_model_len.is_some_and(|n| known.max_model_len.is_none_or(|k| n < k));
+        let shorter = |known: &ModelInfo| {
+            model.max_model_len.is_some_and(|n| known.max_model_len.is_none_or(|k| n < k))
+        };
         if models.get(&model.id).is_none_or(shorter) {
             models.insert(model.id.clone(), model);
         }

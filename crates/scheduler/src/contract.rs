@@ -252,8 +252,6 @@ pub enum RejectReason {
     HoldExpired,
     /// No worker can take this call now, and calls of its class are not held.
     NoWorker,
-    /// No worker serves this model, and none is expected to.
-    UnknownModel,
     /// Every permitted try failed; the last one like this. Where the engine gave an answer (`ServerError`,
     /// `Overloaded`), that answer is the best one to pass on.
     AttemptsExhausted(FailureKind),

@@ -72,9 +72,10 @@ impl Scheduler {
     }
 
     fn place_new(&mut self, id: TurnId, same_worker: Option<WorkerId>, out: &mut Vec<Effect>) {
-        let model = self.turns.get(id).and_then(|turn| turn.arrival.model.as_deref());
-        if !self.workers.might_serve(model, self.now) {
-            return self.reject(id, RejectReason::UnknownModel, out);
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        if !self.workers.might_serve(turn.arrival.model.as_deref(), self.now) {
+            // Engines decide which names they answer to (SGLang answers to any), and refuse in their own words.
+            turn.arrival.model = None;
         }
         let same = same_worker.and_then(|worker| self.choose_same(id, worker));
         match same.or_else(|| self.choose(id)) {

@@ -149,8 +149,6 @@ impl Scheduler {
 
     fn retry_after(&self, turn: &Turn, reason: RejectReason) -> Duration {
         match (reason, self.hold_reason(turn)) {
-            // Asking again helps only when somebody changes the fleet.
-            (RejectReason::UnknownModel, _) => pace::RETRY_AFTER_MAX,
             // Something is broken, not full: waiting for others to finish is not what it takes.
             (RejectReason::AttemptsExhausted(_), HoldReason::WorkersFull) => pace::RETRY_AFTER_MIN,
             (_, HoldReason::NoWorker) => pace::RETRY_AFTER_NO_WORKER,

@@ -20,8 +20,8 @@ use tandem_scheduler::{DispatchFailure, FailureKind, RejectReason};
 use tandem_types::{Dialect, EngineKind, WorkerId};
 use tokio::sync::mpsc;
 
-use super::story::End;
 use super::Turn;
+use super::story::End;
 use crate::app::{App, UniqueId};
 use crate::body::Reserved;
 use crate::config::TraceTokens;

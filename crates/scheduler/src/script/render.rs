@@ -55,7 +55,6 @@ const fn rejection(reason: RejectReason) -> &'static str {
         RejectReason::QueueFull => "queue_full",
         RejectReason::HoldExpired => "hold_expired",
         RejectReason::NoWorker => "no_worker",
-        RejectReason::UnknownModel => "unknown_model",
         RejectReason::AttemptsExhausted(kind) => match kind {
             FailureKind::Connect => "attempts_exhausted(connect)",
             FailureKind::Disconnected => "attempts_exhausted(disconnected)",
