@@ -22,8 +22,8 @@ pub(crate) struct Counts {
     pub(crate) completion: u32,
     /// Prompt tokens from the cache.
     pub(crate) cached: u32,
-    /// Prompt tokens newly cached: full blocks that were not there before.
-    pub(crate) created: u32,
+    /// Prompt tokens newly cached: full blocks that were not there before. Told for conversations only.
+    pub(crate) created: Option<u32>,
 }
 
 /// One choice.
@@ -63,7 +63,10 @@ impl Generation {
             let cached = progress.get(i * n).map_or(0, |p| p.cached);
             counts.prompt += length;
             counts.cached += cached;
-            counts.created += (length / self.block_size * self.block_size).saturating_sub(cached);
+            if self.asked.conversation.is_some() {
+                let created = (length / self.block_size * self.block_size).saturating_sub(cached);
+                *counts.created.get_or_insert(0) += created;
+            }
         }
         counts.completion = progress.iter().map(|p| p.tokens).sum();
         counts

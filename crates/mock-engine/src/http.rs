@@ -105,6 +105,17 @@ pub(crate) async fn serve(
     request: Request<Incoming>,
     garble: Arc<AtomicBool>,
 ) -> Result<Response<Body>, Break> {
+    let id = request.headers().get("x-request-id").cloned();
+    let mut response = answer(&state, request, &garble).await?;
+    finish(&state, id, &mut response);
+    Ok(response)
+}
+
+async fn answer(
+    state: &Arc<State>,
+    request: Request<Incoming>,
+    garble: &AtomicBool,
+) -> Result<Response<Body>, Break> {
     let (head, body) = request.into_parts();
     let body = match Limited::new(body, BODY_MAX).collect().await {
         Ok(body) => body.to_bytes(),
@@ -123,11 +134,11 @@ pub(crate) async fn serve(
         headers: head.headers,
         body,
     };
-    if !authorised(&state, &call) {
+    if !authorised(state, &call) {
         return Ok(json(401, &object! { "error": "Unauthorized" }));
     }
     let api = routes::generates(state.config.kind, &call);
-    let fault = fault(&state, &call, api.is_some(), parsed.as_ref());
+    let fault = fault(state, &call, api.is_some(), parsed.as_ref());
     match &fault {
         Some(Fault::Close) => return Err(Break),
         Some(Fault::Hang) => std::future::pending().await,
@@ -136,7 +147,7 @@ pub(crate) async fn serve(
             return Ok(plain(200, "garbage"));
         }
         Some(Fault::Status { status, retry_after }) => {
-            return Ok(failed(&state, api.unwrap_or(Api::Utility), *status, retry_after.as_deref()));
+            return Ok(failed(state, api.unwrap_or(Api::Utility), *status, retry_after.as_deref()));
         }
         Some(Fault::Stall) => {
             let (emitter, body) = Emitter::new(fault, String::new());
@@ -145,12 +156,10 @@ pub(crate) async fn serve(
         }
         _ => {}
     }
-    let mut response = match api {
-        Some(api) => routes::generate(&state, api, &call, parsed, fault).await,
-        None => routes::utility(&state, &call).await,
-    };
-    finish(&state, &call, &mut response);
-    Ok(response)
+    Ok(match api {
+        Some(api) => routes::generate(state, api, &call, parsed, fault).await,
+        None => routes::utility(state, &call).await,
+    })
 }
 
 /// Keys guard what real engines guard: vLLM `/v1` and `/inference`, SGLang all but health and metrics.
@@ -198,14 +207,13 @@ fn failed(state: &State, api: Api, status: u16, retry_after: Option<&str>) -> Re
 }
 
 /// Headers that the engines' web servers add.
-fn finish(state: &State, call: &Call, response: &mut Response<Body>) {
+fn finish(state: &State, id: Option<HeaderValue>, response: &mut Response<Body>) {
     let headers = response.headers_mut();
     headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
     if state.config.kind == MockKind::Vllm {
         headers.insert(VARY, HeaderValue::from_static("Origin"));
     }
     if state.config.flags.request_id_headers {
-        let id = call.headers.get("x-request-id").cloned();
         let fresh = || HeaderValue::from_str(&state.fresh_id(32)).ok();
         if let Some(id) = id.or_else(fresh) {
             headers.insert("x-request-id", id);

@@ -95,7 +95,7 @@ fn gauges(out: &mut Exposition, state: &State, ranks: &[Rank<'_>]) {
 }
 
 fn totals(out: &mut Exposition, ranks: &[Rank<'_>], model: &str) {
-    let base = format!("engine_type=\"unified\",model_name=\"{model}\"");
+    let base = format!("engine_type=\"unified\",is_streaming=\"false\",model_name=\"{model}\"");
     type Get = fn(&RankObserved) -> &Histogram;
     let histograms: [(&str, &str, Get); 6] = [
         ("time_to_first_token_seconds", "Time to first token.", |o| &o.ttft),
@@ -121,8 +121,7 @@ fn totals(out: &mut Exposition, ranks: &[Rank<'_>], model: &str) {
     total("prompt_tokens", "Prompt tokens.", &base, sum(|r| r.load.prompt_tokens));
     total("generation_tokens", "Generated tokens.", &base, sum(|r| r.load.generation_tokens));
     total("num_requests", "Requests that ended.", &base, sum(|r| r.observed.stop + r.observed.length));
-    total("num_aborted_requests", "Requests aborted.", &base, sum(|r| r.observed.abort));
-    let device = format!("cache_source=\"device\",{base}");
+    let device = format!("cache_source=\"device\",engine_type=\"unified\",model_name=\"{model}\"");
     total("cached_tokens", "Prompt tokens from caches.", &device, sum(|r| r.load.cached_prompt_tokens));
 }
 

@@ -27,10 +27,11 @@ fn usage(face: &Face, counts: Counts) -> Json {
     if face.kind == MockKind::Sglang || !face.flags.prompt_tokens_details {
         return object! { "input_tokens": counts.prompt, "output_tokens": counts.completion };
     }
+    let created = counts.created.unwrap_or(0);
     object! {
-        "input_tokens": counts.prompt.saturating_sub(counts.cached).saturating_sub(counts.created),
+        "input_tokens": counts.prompt.saturating_sub(counts.cached).saturating_sub(created),
         "output_tokens": counts.completion,
-        "cache_creation_input_tokens": counts.created,
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": counts.cached,
     }
 }
