@@ -148,24 +148,15 @@ fn done(app_did: bool, id: u32) -> Result<Json<serde_json::Value>, Refusal> {
     if app_did { Ok(Json(json!({"id": id}))) } else { Err(not_found(format!("there is no engine {id}"))) }
 }
 
-async fn remove_worker(
-    State(app): Shared,
-    Path(id): Path<u32>,
-) -> Result<Json<serde_json::Value>, Refusal> {
+async fn remove_worker(State(app): Shared, Path(id): Path<u32>) -> Result<Json<serde_json::Value>, Refusal> {
     done(app.engines.remove(EngineId(id)), id)
 }
 
-async fn drain_worker(
-    State(app): Shared,
-    Path(id): Path<u32>,
-) -> Result<Json<serde_json::Value>, Refusal> {
+async fn drain_worker(State(app): Shared, Path(id): Path<u32>) -> Result<Json<serde_json::Value>, Refusal> {
     done(app.engines.drain(EngineId(id)), id)
 }
 
-async fn undrain_worker(
-    State(app): Shared,
-    Path(id): Path<u32>,
-) -> Result<Json<serde_json::Value>, Refusal> {
+async fn undrain_worker(State(app): Shared, Path(id): Path<u32>) -> Result<Json<serde_json::Value>, Refusal> {
     done(app.engines.undrain(EngineId(id)), id)
 }
 

@@ -55,7 +55,9 @@ impl HttpBody for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut *self {
             Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Stream(stream) => stream.poll_bytes(cx).map(|next| next.map(|bytes| bytes.map(Frame::data))),
+            Self::Stream(stream) => {
+                stream.poll_bytes(cx).map(|next| next.map(|bytes| bytes.map(Frame::data)))
+            }
             Self::Proxy(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
         }
     }
@@ -180,8 +182,18 @@ pub(crate) struct Reading {
 const STEP: usize = 256 << 10;
 
 impl Reading {
-    /// Reads a request body whole.
+    /// Reads a request body whole. One that is too large is read on for a while and thrown away, because many
+    /// clients look at the answer only when they have sent all.
     pub(crate) async fn read(&self, mut body: Incoming) -> Result<(Bytes, Reserved), ReadError> {
+        let read = self.read_from(&mut body).await;
+        if matches!(read, Err(ReadError::TooLarge)) {
+            // Ends by itself: both time and size are bounded.
+            tokio::spawn(tokio::time::timeout(DISCARD_TIME, discard(body)));
+        }
+        read
+    }
+
+    async fn read_from(&self, body: &mut Incoming) -> Result<(Bytes, Reserved), ReadError> {
         let mut reserved = self.memory.nothing();
         let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if announced > self.max {
@@ -215,5 +227,21 @@ impl Reading {
             }
         }
         Ok((first.unwrap_or_else(|| all.freeze()), reserved))
+    }
+}
+
+/// Longest time for which the rest of a body that is too large is read.
+const DISCARD_TIME: Duration = Duration::from_secs(5);
+
+/// Most bytes of it.
+const DISCARD_BYTES: usize = 256 << 20;
+
+async fn discard(mut body: Incoming) {
+    let mut count = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        count += frame.data_ref().map_or(0, Bytes::len);
+        if count > DISCARD_BYTES {
+            return;
+        }
     }
 }

@@ -137,7 +137,9 @@ async fn answer(
         Ok(tenant) => tenant,
         Err(kind) => {
             let message = match kind {
-                ErrorKind::Unauthorized => "no valid api key: send it as `authorization: bearer` or `x-api-key`",
+                ErrorKind::Unauthorized => {
+                    "no valid api key: send it as `authorization: bearer` or `x-api-key`"
+                }
                 _ => "the tenant header holds no usable name",
             };
             return respond::error(app, route.dialect(), kind, message, None);

@@ -7,11 +7,11 @@
 //!   indistinguishable from abandoned ones, and an abandoned call must not cost GPU time.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -20,7 +20,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -113,7 +114,8 @@ impl Server {
     /// Accepts until told to stop; returns when all connections are closed.
     pub(crate) async fn run(self) {
         let connections = TaskTracker::new();
-        let slots = Arc::new(Semaphore::new(self.app.config.limits.max_connections.min(Semaphore::MAX_PERMITS)));
+        let slots =
+            Arc::new(Semaphore::new(self.app.config.limits.max_connections.min(Semaphore::MAX_PERMITS)));
         loop {
             let slot = tokio::select! {
                 () = self.stop.cancelled() => break,
@@ -163,6 +165,15 @@ impl Connection {
             tracing::debug!(%error, "cannot set nodelay");
         }
         let patience = self.app.config.timeouts.client_head.0;
+        let watched = Arc::new(stream);
+        let stream = Socket { stream: Arc::clone(&watched) };
+        tokio::select! {
+            () = self.converse(stream, tls, patience) => {}
+            () = Socket::gone(&watched) => {}
+        }
+    }
+
+    async fn converse(&self, stream: Socket, tls: Option<&TlsKeys>, patience: Duration) {
         match tls {
             None => {
                 let opening = tokio::time::timeout(patience, Opened::read(stream));
@@ -223,16 +234,87 @@ impl Connection {
     }
 }
 
+/// A client's socket that can be watched while somebody else reads and writes it: an HTTP/1.1 connection with
+/// a further request already in its buffer does not notice by itself that the client left.
+struct Socket {
+    stream: Arc<TcpStream>,
+}
+
+impl Socket {
+    /// Waits until the client has closed its sending side or the connection is broken.
+    async fn gone(stream: &TcpStream) {
+        // Priority is the one interest that wakes for a closed peer and not for ordinary bytes.
+        match stream.ready(Interest::PRIORITY).await {
+            Ok(ready) if !ready.is_read_closed() => std::future::pending().await,
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            match self.stream.try_read_buf(buf) {
+                Ok(_) => return Poll::Ready(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(cx))?;
+            match self.stream.try_write(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(cx))?;
+            match self.stream.try_write_vectored(bufs) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(SockRef::from(&*self.stream).shutdown(Shutdown::Write))
+    }
+}
+
 /// A connection of which the first bytes were read to learn what it speaks.
 struct Opened {
     first: [u8; HTTP2_PREFACE.len()],
     filled: usize,
     given: usize,
-    stream: TcpStream,
+    stream: Socket,
 }
 
 impl Opened {
-    async fn read(stream: TcpStream) -> io::Result<Self> {
+    async fn read(stream: Socket) -> io::Result<Self> {
         let mut opened = Self { first: [0; HTTP2_PREFACE.len()], filled: 0, given: 0, stream };
         while opened.may_be_http2() && opened.filled < HTTP2_PREFACE.len() {
             let Some(room) = opened.first.get_mut(opened.filled..) else { break };

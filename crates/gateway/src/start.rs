@@ -18,7 +18,7 @@ use crate::body::{BodyMemory, Reading};
 use crate::clock::Clock;
 use crate::config::Resolved;
 use crate::explain::Decisions;
-use crate::metrics::{Family, Metrics};
+use crate::metrics::Metrics;
 use crate::server::{Server, TlsKeys, TlsKeysError, bind};
 use crate::tee::Tee;
 use crate::trace_log::{OpenError, Opening, TraceLog};
@@ -139,7 +139,8 @@ impl Gateway {
             max: config.limits.max_payload_size.bytes(),
             idle: config.timeouts.client_body_idle.0,
         };
-        let app = Arc::new(App::new(Shared { config, clock, metrics, owner, engines, decisions, trace, reading }));
+        let app =
+            Arc::new(App::new(Shared { config, clock, metrics, owner, engines, decisions, trace, reading }));
         for engine in app.engines.list() {
             let worker = WorkerId { engine: engine.id, rank: 0 };
             app.owner.tell(Input::WorkerExpected { worker });
@@ -154,8 +155,7 @@ impl Gateway {
             helpers.spawn(tools.run(Arc::clone(&app)));
         }
         let stop = CancellationToken::new();
-        let server =
-            Server { app: Arc::clone(&app), listener, tls: tls.clone(), stop: stop.clone() };
+        let server = Server { app: Arc::clone(&app), listener, tls: tls.clone(), stop: stop.clone() };
         let server = tokio::spawn(server.run());
         let finished = CancellationToken::new();
         // Also when the way down panics: nobody may wait for ever.
@@ -311,7 +311,6 @@ async fn way_down(
     helpers.stop.cancel();
     helpers.tasks.close();
     helpers.tasks.wait().await;
-    app.metrics.set(Family::TurnsInFlight, &[], 0);
     // The owner lives as long as somebody can reach it; the app goes with this function's end and the handles
     // of callers, so its task is told to end.
     app.owner.close().await;

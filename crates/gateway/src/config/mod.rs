@@ -8,10 +8,11 @@ mod resolved;
 mod sections;
 mod units;
 
-pub use resolved::{apply_trace_environment, ConfigError, Listen, Resolved, Tenancy, TlsFiles};
+pub use resolved::{ConfigError, Listen, Resolved, Tenancy, TlsFiles, apply_trace_environment};
 pub use sections::{
     ApiKey, Auth, Breaker, Cors, EngineTls, Health, Hold, Hygiene, IdentityKeys, Limits, Retry, Sessions,
-    Timeouts, Tls, ToolEvents, Trace, TraceFormat, TraceRows, TraceSink, TraceTokens, VolatileText, Worker, WorkerKind,
+    Timeouts, Tls, ToolEvents, Trace, TraceFormat, TraceRows, TraceSink, TraceTokens, VolatileText, Worker,
+    WorkerKind,
 };
 pub use units::{Secret, Size, Span, UnitError};
 

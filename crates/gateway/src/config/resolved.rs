@@ -203,7 +203,12 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
             date_time: config.hygiene.date_time.into(),
         },
         tenancy,
-        cors_origins: config.cors.allowed_origins.iter().map(|text| origin(text)).collect::<Result<_, _>>()?,
+        cors_origins: config
+            .cors
+            .allowed_origins
+            .iter()
+            .map(|text| origin(text))
+            .collect::<Result<_, _>>()?,
         tls: config
             .tls
             .as_ref()
@@ -276,26 +281,27 @@ fn listen(
 ) -> Result<Listen, ConfigError> {
     let host = if host == "localhost" { "127.0.0.1" } else { host.trim_matches(['[', ']']) };
     let Ok(ip) = host.parse() else {
-        return Err(value(host_key, format!("{host:?} is not an address, write 0.0.0.0, 127.0.0.1 or [::1]")));
+        return Err(value(
+            host_key,
+            format!("{host:?} is not an address, write 0.0.0.0, 127.0.0.1 or [::1]"),
+        ));
     };
     let _ = port_key;
     Ok(Listen { addr: SocketAddr::new(ip, port), or_free_port })
 }
 
 fn engines(config: &Config) -> Result<Vec<EngineSpec>, ConfigError> {
-    let default_key = config.worker_api_key.as_ref().map(|key| engine_key("worker_api_key", key)).transpose()?;
+    let default_key =
+        config.worker_api_key.as_ref().map(|key| engine_key("worker_api_key", key)).transpose()?;
     let mut engines = Vec::new();
     for text in &config.worker_urls {
         let shown = text.split('@').next().unwrap_or_default().to_owned();
-        let spec: EngineSpec =
-            text.parse().map_err(|source| ConfigError::Worker { text: shown, source })?;
+        let spec: EngineSpec = text.parse().map_err(|source| ConfigError::Worker { text: shown, source })?;
         engines.push(spec);
     }
     for worker in &config.workers {
-        let mut spec: EngineSpec = worker
-            .url
-            .parse()
-            .map_err(|source| ConfigError::Worker { text: worker.url.clone(), source })?;
+        let mut spec: EngineSpec =
+            worker.url.parse().map_err(|source| ConfigError::Worker { text: worker.url.clone(), source })?;
         match worker.kind {
             WorkerKind::Auto => {}
             WorkerKind::Vllm => spec.kind = EngineKindHint::Vllm,
@@ -447,7 +453,10 @@ fn tenancy(auth: &sections::Auth) -> Result<Tenancy, ConfigError> {
         let tenant = TenantId::new(&entry.tenant)
             .map_err(|source| ConfigError::Tenant { name: entry.tenant.clone(), source })?;
         if keys.insert(key.to_owned(), tenant).is_some() {
-            return Err(value("auth.api_keys", format!("the key of tenant {:?} is there twice", entry.tenant)));
+            return Err(value(
+                "auth.api_keys",
+                format!("the key of tenant {:?} is there twice", entry.tenant),
+            ));
         }
     }
     let trusted_header = match &auth.trusted_tenant_header {
@@ -513,12 +522,15 @@ mod tests {
         let resolved = with_worker("{}").resolve().expect("valid");
         assert_eq!(resolved.listen.addr, "0.0.0.0:30000".parse().expect("an address"));
         assert_eq!(resolved.admin.addr, "127.0.0.1:30001".parse().expect("an address"));
-        assert!(resolved.admin.or_free_port && resolved.metrics.or_free_port && !resolved.listen.or_free_port);
+        assert!(
+            resolved.admin.or_free_port && resolved.metrics.or_free_port && !resolved.listen.or_free_port
+        );
     }
 
     #[test]
     fn unknown_keys_are_errors() {
-        let error = serde_json::from_str::<Config>("{\"worker_url\": \"x\"}").expect_err("unknown").to_string();
+        let error =
+            serde_json::from_str::<Config>("{\"worker_url\": \"x\"}").expect_err("unknown").to_string();
         assert!(error.contains("worker_url"), "{error}");
         assert!(serde_json::from_str::<Config>("{\"limits\": {\"max_payload\": \"1MiB\"}}").is_err());
     }
@@ -547,7 +559,8 @@ mod tests {
         assert!(!with_worker(one).resolve().expect("valid").tenancy.salt_caches);
         let two = r#"{"auth": {"api_keys": [{"key": "a"}, {"key": "b", "tenant": "t"}]}}"#;
         assert!(with_worker(two).resolve().expect("valid").tenancy.salt_caches);
-        let off = r#"{"auth": {"salt_caches": false, "api_keys": [{"key": "a"}, {"key": "b", "tenant": "t"}]}}"#;
+        let off =
+            r#"{"auth": {"salt_caches": false, "api_keys": [{"key": "a"}, {"key": "b", "tenant": "t"}]}}"#;
         assert!(!with_worker(off).resolve().expect("valid").tenancy.salt_caches);
     }
 

@@ -53,6 +53,7 @@ fn early_200(body: StreamBody) -> Response<Body> {
 
 fn respond_with(mut turn: Turn, call: Arc<Call>, obtained: Obtained) -> Response<Body> {
     let worker = turn.app.config.worker_header.then_some(turn.story.worker).flatten();
+    let held_ms = u64::try_from(turn.story.held.as_millis()).ok();
     let mut response = match obtained {
         Obtained::Stream(parts, upstream, filter) => {
             turn.story.status = Some(parts.status.as_u16());
@@ -88,6 +89,9 @@ fn respond_with(mut turn: Turn, call: Arc<Call>, obtained: Obtained) -> Response
     };
     if let Some(value) = worker.and_then(|worker| HeaderValue::try_from(worker.to_string()).ok()) {
         response.headers_mut().insert("x-tandem-worker", value);
+    }
+    if let Some(held_ms) = held_ms.filter(|ms| *ms > 0) {
+        response.headers_mut().insert("x-tandem-held-ms", HeaderValue::from(held_ms));
     }
     response
 }

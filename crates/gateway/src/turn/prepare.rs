@@ -36,9 +36,8 @@ pub(super) async fn prepare(
 ) -> Prepared {
     let arrived = Instant::now();
     let times = (unix_ms(), app.clock.now());
-    let refuse = |kind: ErrorKind, message: &str| {
-        Box::new(respond::error(app, Some(dialect), kind, message, None))
-    };
+    let refuse =
+        |kind: ErrorKind, message: &str| Box::new(respond::error(app, Some(dialect), kind, message, None));
     let Ok(slot) = Arc::clone(&app.slots).try_acquire_owned() else {
         app.metrics.inc(Family::LimitHits, &[("limit", "max_concurrent_requests")]);
         return Err(refuse(ErrorKind::QueueFull, "too many calls at once"));
@@ -47,8 +46,7 @@ pub(super) async fn prepare(
     let (body, memory) =
         read(app, &head.headers, body).await.map_err(|(kind, message)| refuse(kind, &message))?;
     let complete = Instant::now();
-    let parsed =
-        parse_request(dialect, &body).map_err(|error| refuse(error.kind(), &error.to_string()))?;
+    let parsed = parse_request(dialect, &body).map_err(|error| refuse(error.kind(), &error.to_string()))?;
     let turn = app.next_turn();
     let (story, call, arrival) = make(app, turn, tenant, ids, times, Received { head, body, memory, parsed });
     app.metrics.lasted(Family::PrepareSeconds, &[], complete.elapsed());

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use tandem_dialect::{AnswerFacts, ErrorKind};
 use tandem_identity::Identity;
 use tandem_scheduler::{Decision, HoldReason};
+use tandem_trace::Record;
 use tandem_trace::record::{
     AgentContextRecord, ChoiceRecord, Extras, FinishReasonMetadata, HygieneFound, OutcomeRecord,
     OutcomeResult, RequestRecord, StopReason, finish_reason_word,
 };
 use tandem_trace::timing::{Moments, kv_hit_rate};
-use tandem_trace::Record;
 use tandem_types::{Dialect, RequestId, TenantId, Time, TurnFacts, TurnId, Usage, WorkerId};
 
 use crate::app::App;

@@ -17,9 +17,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body::Body as _;
 use hyper::body::Incoming;
-use tandem_dialect::{
-    ErrorKind, StreamObserver, StreamPosition, UsageFilter, keep_alive, stream_error,
-};
+use tandem_dialect::{ErrorKind, StreamObserver, StreamPosition, UsageFilter, keep_alive, stream_error};
 use tandem_scheduler::{DispatchFailure, FailureKind};
 use tokio::time::{Sleep, sleep_until};
 
@@ -221,7 +219,10 @@ impl StreamBody {
                 let mut turn = turn;
                 turn.story.status = Some(parts.status.as_u16());
                 let refused = !parts.status.is_success();
-                turn.end(if refused { End::Refused } else { End::Failed { reason: "not_a_stream" } }, Some(&facts));
+                turn.end(
+                    if refused { End::Refused } else { End::Failed { reason: "not_a_stream" } },
+                    Some(&facts),
+                );
                 after_head(parts.status, &bytes, None)
             }
             Obtained::Large(parts, bytes, _) => {
@@ -286,11 +287,8 @@ impl StreamBody {
         self.queue.extend(self.scratch.drain(..));
         let facts = observer.facts();
         if facts.complete {
-            let end = if facts.error.is_some() {
-                End::Failed { reason: "engine_error" }
-            } else {
-                End::Finished
-            };
+            let end =
+                if facts.error.is_some() { End::Failed { reason: "engine_error" } } else { End::Finished };
             turn.end(end, Some(facts));
             return;
         }
@@ -307,7 +305,12 @@ impl StreamBody {
             None => ("unfinished", ErrorKind::UpstreamFailed, "the engine ended its answer too early"),
         };
         if let Some(Break::Cut(error)) = &broken {
-            tracing::warn!(turn = turn.id.0, dialect = super::story::dialect_word(dialect), error, "stream cut");
+            tracing::warn!(
+                turn = turn.id.0,
+                dialect = super::story::dialect_word(dialect),
+                error,
+                "stream cut"
+            );
         }
         turn.app.metrics.inc(Family::StreamsCut, &[("cause", cause)]);
         if let Some(worker) = turn.story.worker {
@@ -383,8 +386,8 @@ fn after_head(status: http::StatusCode, body: &[u8], retry_after: Option<u64>) -
         503 => ErrorKind::NoWorker,
         _ => ErrorKind::UpstreamFailed,
     };
-    let message = engine_words(body)
-        .unwrap_or_else(|| format!("the engine answered with status {}", status.as_u16()));
+    let message =
+        engine_words(body).unwrap_or_else(|| format!("the engine answered with status {}", status.as_u16()));
     Refusal { kind, message, retry_after }
 }
 

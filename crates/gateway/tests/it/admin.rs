@@ -97,7 +97,8 @@ async fn tool_events_come_in_over_http_and_zeromq() {
     let endpoint = format!("tcp://{}", listener.local_addr().expect("an address"));
     drop(listener);
     let engine = Engine::fine().await;
-    let setup = start_with(&[&engine], |config| config.tool_events.zmq_endpoint = Some(endpoint.clone())).await;
+    let setup =
+        start_with(&[&engine], |config| config.tool_events.zmq_endpoint = Some(endpoint.clone())).await;
     let body = format!("[{}, {{\"schema\": \"other\"}}]", tool_event("call-http"));
     let taken = admin(&setup, "POST /v1/tool_events".to_owned(), &body).await.json();
     assert_eq!((taken["accepted"].as_u64(), taken["refused"][0]["index"].as_u64()), (Some(1), Some(1)));
@@ -105,7 +106,9 @@ async fn tool_events_come_in_over_http_and_zeromq() {
     let mut socket = PushSocket::new();
     socket.connect(&endpoint).await.expect("connects");
     let event = rmp_serde::to_vec_named(&tool_event("call-zmq")).expect("packs");
-    for frames in [vec![b"agent-tool-events".to_vec(), 1_u64.to_be_bytes().to_vec(), event], vec![b"junk".to_vec()]] {
+    for frames in
+        [vec![b"agent-tool-events".to_vec(), 1_u64.to_be_bytes().to_vec(), event], vec![b"junk".to_vec()]]
+    {
         let mut message = ZmqMessage::from(frames[0].clone());
         for frame in &frames[1..] {
             message.push_back(frame.clone().into());

@@ -53,7 +53,8 @@ impl Call {
     }
 
     pub(crate) async fn stream_head(&mut self) {
-        self.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n").await;
+        self.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            .await;
     }
 
     pub(crate) async fn chunk(&mut self, bytes: &[u8]) {
@@ -225,7 +226,8 @@ async fn control(call: &mut Call) {
             call.json(200, &json!({"object": "list", "data": [model]})).await;
         }
         "/metrics" => {
-            let text = b"vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_waiting{engine=\"0\"} 0\n";
+            let text =
+                b"vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_waiting{engine=\"0\"} 0\n";
             call.respond(200, "content-type: text/plain\r\n", text).await;
         }
         _ => call.json(404, &json!({"detail": "Not Found"})).await,
@@ -275,7 +277,10 @@ pub(crate) fn messages_stream() -> Vec<String> {
     let delta = json!({"type": "text_delta", "text": "hello"});
     vec![
         event("message_start", &json!({"type": "message_start", "message": message})),
-        event("content_block_start", &json!({"type": "content_block_start", "index": 0, "content_block": block})),
+        event(
+            "content_block_start",
+            &json!({"type": "content_block_start", "index": 0, "content_block": block}),
+        ),
         event("content_block_delta", &json!({"type": "content_block_delta", "index": 0, "delta": delta})),
         event("content_block_stop", &json!({"type": "content_block_stop", "index": 0})),
         event(

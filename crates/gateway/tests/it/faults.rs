@@ -160,7 +160,10 @@ async fn an_engines_last_words_pass_when_no_other_had_better_ones() {
     let setup = start_with(&[&engine], |config| config.breaker.failure_threshold = 0).await;
     for (content, status) in [("x", 500), ("overloaded", 429)] {
         let answer = setup.chat(&chat(content, true)).await;
-        assert_eq!((answer.status, answer.json()["error"]["message"].as_str()), (status, Some("engine words")));
+        assert_eq!(
+            (answer.status, answer.json()["error"]["message"].as_str()),
+            (status, Some("engine words"))
+        );
         assert!((5..=60).contains(&answer.retry_after()), "codex gives up on a 429 without one");
     }
     // An engine that is overloaded is not asked again at once when there is no other.
@@ -268,7 +271,8 @@ async fn slow_clients_are_given_up() {
     slow.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nx-a").await;
     let _ = slow.closed().await;
     let mut slow = Client::connect(setup.addr()).await;
-    slow.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100\r\n\r\n{\"model\"").await;
+    slow.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100\r\n\r\n{\"model\"")
+        .await;
     let answer = slow.answer().await;
     assert_eq!(answer.status, 400);
     assert!(answer.json()["error"]["message"].as_str().expect("a message").contains("stopped coming"));
@@ -294,6 +298,11 @@ async fn bodies_up_to_the_limit_pass_and_larger_ones_are_refused_in_form() {
     client.send(head.as_bytes()).await;
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (413, Some("request_too_large")));
+
+    // A client that looks at the answer only when it has sent all gets it too.
+    let mut client = Client::connect(setup.addr()).await;
+    client.send(&client::post("/v1/messages", "", &vec![b' '; (64 << 20) + 1])).await;
+    assert_eq!(client.answer().await.status, 413);
 
     // Without a length it is refused when the limit is reached.
     let setup = start_with(&[&engine], |config| {
@@ -398,4 +407,20 @@ async fn calls_beyond_the_bound_are_refused_at_once() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), served).await.expect("room again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_with_a_second_request_in_the_pipe_is_noticed() {
+    let engine = Engine::start(|call| Box::pin(async move { call.gone().await })).await;
+    let setup = start(&[&engine]).await;
+    let mut client = Client::connect(setup.addr()).await;
+    let request = client::post("/v1/chat/completions", "", chat("hi", false).to_string().as_bytes());
+    client.send(&[request.clone(), request].concat()).await;
+    engine.wait_calls(1).await;
+    drop(client);
+    engine.wait_gone(1).await;
+    setup.idle().await;
+    assert_eq!(engine.calls().len(), 1, "the second request is not begun");
+    let rows = setup.rows().await;
+    assert_eq!((rows.len(), outcome(&rows[0]).1.as_str()), (1, "client_gone"));
 }

@@ -181,13 +181,19 @@ async fn workers_take_as_many_turns_as_they_may_and_the_rest_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_nobody_lists_goes_to_an_engine_which_answers_for_itself() {
-    let engine = Engine::fine().await;
+async fn a_model_that_nobody_lists_is_left_to_an_engine_to_refuse() {
+    let words = r#"{"error":{"message":"The model `huge` does not exist.","code":404}}"#;
+    let engine = Engine::start(move |call| {
+        Box::pin(
+            async move { call.respond(404, "content-type: application/json\r\n", words.as_bytes()).await },
+        )
+    })
+    .await;
     let setup = start_with(&[&engine], |_| {}).await;
     setup.ready().await;
     let mut body = chat("hi", false);
     body["model"] = json!("huge");
     let answer = setup.chat(&body).await;
-    assert_eq!(answer.status, 200);
-    assert_eq!(engine.calls()[0].json()["model"], "huge");
+    assert_eq!((answer.status, answer.text().as_str()), (404, words));
+    assert_eq!(engine.calls().len(), 1);
 }

@@ -12,3 +12,4 @@ mod plain;
 mod setup;
 mod shutdown;
 mod surface;
+mod tls;

@@ -42,7 +42,8 @@ async fn a_stream_passes_unchanged_and_its_usage_is_asked_for_and_taken_out() {
 async fn bytes_of_the_request_reach_the_engine_as_they_were() {
     let engine = Engine::fine().await;
     let setup = start(&[&engine]).await;
-    let body = r#"{ "model":"tiny" ,"messages":[{"role":"user","content":"\u00e9 \/ é"}], "x":[1e2, null ] }"#;
+    let body =
+        r#"{ "model":"tiny" ,"messages":[{"role":"user","content":"\u00e9 \/ é"}], "x":[1e2, null ] }"#;
     let body = body.as_bytes();
     let answer = client::call(setup.addr(), &client::post("/v1/chat/completions?a=b", "", body)).await;
     assert_eq!(answer.status, 200);
@@ -91,7 +92,8 @@ async fn sessions_stay_on_their_worker_and_their_turns_are_traced_with_them() {
     setup.ready().await;
     let headers = "x-claude-code-session-id: 0b0b0b0b-1111-4222-8333-444444444444\r\n";
     for turn in 0..6 {
-        let answer = setup.post("/v1/messages?beta=true", headers, &messages(&format!("turn {turn}"), true)).await;
+        let answer =
+            setup.post("/v1/messages?beta=true", headers, &messages(&format!("turn {turn}"), true)).await;
         assert_eq!(answer.text(), engine::messages_stream().concat());
     }
     let (on_a, on_b) = (a.calls().len(), b.calls().len());
@@ -184,10 +186,13 @@ async fn equal_request_ids_at_the_same_time_reach_engines_as_different_ones() {
 #[tokio::test(flavor = "multi_thread")]
 async fn large_answers_that_do_not_stream_pass_as_they_come() {
     let engine = Engine::start(|call| {
-        Box::pin(async move { call.respond(200, "content-type: application/json\r\n", &vec![b'x'; 3 << 20]).await })
+        Box::pin(async move {
+            call.respond(200, "content-type: application/json\r\n", &vec![b'x'; 3 << 20]).await
+        })
     })
     .await;
-    let setup = start_with(&[&engine], |config| config.limits.answer_buffer = "1MiB".parse().expect("a size")).await;
+    let setup =
+        start_with(&[&engine], |config| config.limits.answer_buffer = "1MiB".parse().expect("a size")).await;
     let answer = setup.chat(&chat("hi", false)).await;
     assert!(answer.complete);
     assert_eq!(answer.body, vec![b'x'; 3 << 20]);

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tandem_gateway::config::{Config, Span, Trace, TraceFormat, TraceRows};
 use tandem_gateway::Gateway;
+use tandem_gateway::config::{Config, Span, Trace, TraceFormat, TraceRows};
 
 use crate::client;
 use crate::engine::Engine;

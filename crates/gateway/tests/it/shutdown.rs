@@ -95,7 +95,8 @@ async fn recorded_inputs_give_the_same_decisions_again() {
     .await;
     for n in 0..20 {
         let headers = format!("x-session-id: s-{}\r\n", n % 5);
-        let answer = setup.post("/v1/chat/completions", &headers, &chat(&format!("turn {n}"), n % 2 == 0)).await;
+        let answer =
+            setup.post("/v1/chat/completions", &headers, &chat(&format!("turn {n}"), n % 2 == 0)).await;
         assert_eq!(answer.status, 200);
     }
     let decisions = setup.admin("/decisions").await["decisions"].clone();
@@ -128,7 +129,8 @@ async fn a_trace_of_a_prompt_sent_as_tokens_carries_its_hashes() {
         Box::pin(async move {
             let choice = json!({"index": 0, "text": "x", "finish_reason": "stop", "token_ids": [7, 8]});
             let usage = json!({"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22});
-            let body = json!({"id": "cmpl-1", "object": "text_completion", "choices": [choice], "usage": usage});
+            let body =
+                json!({"id": "cmpl-1", "object": "text_completion", "choices": [choice], "usage": usage});
             call.json(200, &body).await;
         })
     })

@@ -15,7 +15,10 @@ async fn models_come_from_the_engines_that_are_well() {
     for _ in 0..3 {
         let list = setup.get("/v1/models").await.json();
         assert_eq!(list["data"].as_array().map(Vec::len), Some(1), "{list}");
-        assert_eq!((list["data"][0]["id"].as_str(), list["data"][0]["max_model_len"].as_u64()), (Some("tiny"), Some(4096)));
+        assert_eq!(
+            (list["data"][0]["id"].as_str(), list["data"][0]["max_model_len"].as_u64()),
+            (Some("tiny"), Some(4096))
+        );
     }
     assert_eq!(setup.get("/v1/models/tiny").await.json()["id"], "tiny");
     assert_eq!(setup.get("/v1/models/other").await.status, 404);
@@ -114,7 +117,10 @@ async fn keys_are_asked_for_where_they_are_configured() {
     })
     .await;
     let refused = setup.post("/v1/messages", "x-api-key: open\r\n", &messages("hi", false)).await;
-    assert_eq!((refused.status, refused.json()["error"]["type"].as_str()), (401, Some("authentication_error")));
+    assert_eq!(
+        (refused.status, refused.json()["error"]["type"].as_str()),
+        (401, Some("authentication_error"))
+    );
     assert_eq!(setup.get("/v1/models").await.status, 401);
     assert_eq!(setup.get("/liveness").await.status, 200);
     let bearer = "authorization: Bearer sesame\r\n";
