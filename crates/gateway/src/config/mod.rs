@@ -57,7 +57,7 @@ pub struct Config {
     pub request_timeout: Span,
     /// Most calls served at once (held ones included); more are refused with 503.
     pub max_concurrent_requests: usize,
-    /// Most turns that may wait for a worker; more are refused with 429.
+    /// Most turns that may wait for a worker; more are refused with 503.
     pub queue_size: usize,
     /// Write one line per call to the log (no content).
     pub log_requests: bool,
