@@ -21,6 +21,8 @@ impl Scheduler {
             self.counters.anomalies.duplicate_turns += 1;
             return;
         }
+        // Those whom a breaker's time has just let go stand before the newcomer.
+        self.pump(out);
         self.counters.arrived += 1;
         let repeated = self.turns.repeated_by(&arrival);
         let tracked = self.begin_in_program(&arrival);

@@ -6,7 +6,8 @@
 //! - I-PRG-2 a program of which no turn was ever dispatched leaves with its last turn: clients that give up while
 //!   they wait leave nothing behind.
 //! - I-PRG-3 `idle` holds exactly the programs without live turns, longest idle first.
-//! - Side calls look a program up (for its worker) and change nothing.
+//! - Side calls look a program up (for its worker) and change nothing, but one that is marked final ends it as
+//!   any other call does: that mark may come on a call made for nothing else.
 //! - Deliberately absent: a tree. A child knows its parent's key; a parent that was forgotten is simply not found.
 
 use std::collections::BTreeMap;
@@ -162,6 +163,7 @@ impl Programs {
     pub(crate) fn end_turn(&mut self, now: Time, key: &ProgramKey) {
         let Some(program) = self.by_key.get_mut(key) else { return };
         program.live_turns = program.live_turns.saturating_sub(1);
+        program.last_active = now;
         if program.live_turns > 0 {
             return;
         }
@@ -169,7 +171,6 @@ impl Programs {
             self.by_key.swap_remove(key);
             return;
         }
-        program.last_active = now;
         self.idle.insert((now, program.stamp), key.clone());
     }
 

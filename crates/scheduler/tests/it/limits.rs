@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tandem_scheduler::{
-    Effect, FailureKind, Input, Scheduler, SchedulerConfig, TurnArrival, TurnResult, invariants,
+    BreakerConfig, DispatchFailure, Effect, FailureKind, Input, Scheduler, SchedulerConfig, TurnArrival,
+    TurnResult, invariants,
 };
 use tandem_types::{LoadReport, Time, TurnId};
 
@@ -141,6 +142,27 @@ fn nonsense_from_a_driver_is_counted_and_changes_nothing() {
         (core.view().now(), core.view().counters().anomalies.time_backwards),
         (Time::from_millis(10), 1)
     );
+}
+
+#[test]
+fn an_arrival_does_not_overtake_those_whom_a_breaker_lets_go_at_the_same_call() {
+    let breaker = BreakerConfig { failures_to_open: 1, ..BreakerConfig::default() };
+    let mut core = scheduler(SchedulerConfig { breaker, ..SchedulerConfig::default() });
+    feed(&mut core, 0, up(0, &[], Some(1)));
+    feed(&mut core, 0, turn_of(1, "a"));
+    let failure = DispatchFailure { kind: FailureKind::Connect, retryable: false };
+    feed(&mut core, 0, Input::TurnFailed { turn: TurnId(1), failure });
+    feed(&mut core, 0, up(1, &[], Some(1)));
+    feed(&mut core, 1, turn_of(2, "b"));
+    // Worker 1 is well and full, worker 0 free and not well: turn 3 waits.
+    let held = feed(&mut core, 2, turn_of(3, "c"));
+    assert!(matches!(held[..], [Effect::Hold { .. }]), "{held:?}");
+    // Worker 0's breaker is half-open when turn 4 arrives, and nobody called the time-out before.
+    let effects = feed(&mut core, 6000, turn_of(4, "d"));
+    let went = |turn: u64| {
+        effects.iter().any(|e| matches!(e, Effect::Dispatch { turn: t, .. } if *t == TurnId(turn)))
+    };
+    assert!(went(3) && !went(4), "{effects:?}");
 }
 
 #[test]
