@@ -157,9 +157,11 @@ impl Driver {
     ) -> Self {
         let (commands, command_inbox) = mpsc::channel(COMMANDS_MAX);
         let (aborts, abort_inbox) = mpsc::unbounded_channel();
+        let limits = models.first().and_then(|model| model.config().max_model_len);
+        let max_model_len = limits.unwrap_or(u32::MAX);
         let shared = Arc::new(Shared {
             loads: Mutex::new(models.iter().map(EngineModel::load).collect()),
-            observed: Mutex::new(Observed::new(models.len())),
+            observed: Mutex::new(Observed::new(models.len(), kind, max_model_len)),
         });
         let ranks = models
             .into_iter()

@@ -50,7 +50,6 @@ pub(crate) struct State {
 }
 
 impl State {
-    #[expect(clippy::too_many_arguments, reason = "called once, where everything has been made")]
     pub(crate) fn new(
         config: MockConfig,
         driver: Driver,

@@ -88,7 +88,7 @@ pub(crate) async fn start(
     Ok((KvEndpoints { rank, events, replay }, EventSink { rank, batches: Some(batches) }))
 }
 
-async fn bind(socket: &mut (impl Socket + Send), host: IpAddr, port: u16) -> Result<String, StartError> {
+async fn bind(socket: &mut impl Socket, host: IpAddr, port: u16) -> Result<String, StartError> {
     let host = match host {
         IpAddr::V4(v4) => v4.to_string(),
         IpAddr::V6(v6) => format!("[{v6}]"),

@@ -90,26 +90,47 @@ fn gauges(out: &mut Exposition, state: &State, ranks: &[Rank<'_>]) {
     gauge("kv_evictable_tokens", "Cached tokens that nobody uses.", &|r| tokens(r.load.cached_blocks, r));
     gauge("kv_used_tokens", "Tokens of the pool in use.", &|r| tokens(r.load.used_blocks, r));
     gauge("utilization", "Part of the batch in use.", &|r| f64::from(r.load.running) / limit.max(1.0));
-    gauge("num_retracted_reqs", "Retractions.", &|r| float(r.load.preemptions));
-    gauge("num_paused_reqs", "Requests on hold.", &|_| 0.0);
+    type Get = fn(&Rank<'_>) -> f64;
+    let retracted: Get = |r| float(r.load.preemptions);
+    let paused: Get = |_| 0.0;
+    let counts =
+        [("num_retracted_reqs", "Retractions.", retracted), ("num_paused_reqs", "Requests on hold.", paused)];
+    for (name, help, value) in counts {
+        let name = format!("sglang:{name}");
+        out.family(&name, "gauge", help);
+        for rank in ranks {
+            // These two tell the process too.
+            let labels = rank.labels.replacen(",pp_rank", ",pid=\"1\",pp_rank", 1);
+            out.sample(&name, &labels, value(rank));
+        }
+    }
+    let name = "sglang:queue_time_seconds";
+    out.family(name, "histogram", "Time in the queue.");
+    for rank in ranks {
+        if let Some((before, after)) = rank.labels.split_once(",model_name") {
+            out.histogram(name, before, &format!("model_name{after}"), &rank.observed.queue);
+        }
+    }
 }
 
 fn totals(out: &mut Exposition, ranks: &[Rank<'_>], model: &str) {
     let base = format!("engine_type=\"unified\",is_streaming=\"false\",model_name=\"{model}\"");
     type Get = fn(&RankObserved) -> &Histogram;
-    let histograms: [(&str, &str, Get); 6] = [
-        ("time_to_first_token_seconds", "Time to first token.", |o| &o.ttft),
-        ("e2e_request_latency_seconds", "Time of a request.", |o| &o.e2e),
-        ("inter_token_latency_seconds", "Time between tokens.", |o| &o.itl),
-        ("prompt_tokens_histogram", "Prompt tokens of a request.", |o| &o.prompt),
-        ("uncached_prompt_tokens_histogram", "Prompt tokens computed.", |o| &o.computed),
-        ("generation_tokens_histogram", "Generated tokens of a request.", |o| &o.generation),
+    let streaming = "engine_type=\"unified\",is_streaming=\"false\"";
+    let unified = "engine_type=\"unified\"";
+    let histograms: [(&str, &str, &str, Get); 6] = [
+        ("time_to_first_token_seconds", "Time to first token.", streaming, |o| &o.ttft),
+        ("e2e_request_latency_seconds", "Time of a request.", streaming, |o| &o.e2e),
+        ("request_time_per_output_token_seconds", "Mean time per token.", streaming, |o| &o.per_token),
+        ("prompt_tokens_histogram", "Prompt tokens of a request.", unified, |o| &o.prompt),
+        ("uncached_prompt_tokens_histogram", "Prompt tokens computed.", unified, |o| &o.computed),
+        ("generation_tokens_histogram", "Generated tokens of a request.", unified, |o| &o.generation),
     ];
-    for (name, help, get) in histograms {
+    for (name, help, before, get) in histograms {
         let name = format!("sglang:{name}");
         out.family(&name, "histogram", help);
         if let Some(sum) = merged(ranks.iter().map(|rank| get(rank.observed))) {
-            out.histogram(&name, "engine_type=\"unified\"", &format!("model_name=\"{model}\""), &sum);
+            out.histogram(&name, before, &format!("model_name=\"{model}\""), &sum);
         }
     }
     let sum = |value: fn(&Rank<'_>) -> u64| float(ranks.iter().map(value).sum());

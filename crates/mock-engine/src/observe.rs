@@ -5,6 +5,8 @@ use std::time::Duration;
 use tandem_engine_model::{Admission, Pass};
 use tandem_types::Time;
 
+use crate::config::MockKind;
+
 /// Prometheus histogram with fixed buckets; counts per bucket are not cumulative.
 #[derive(Debug, Clone)]
 pub(crate) struct Histogram {
@@ -30,7 +32,7 @@ impl Histogram {
 }
 
 /// Bucket bounds of vLLM 0.32.
-pub(crate) const TTFT: &[f64] = &[
+const TTFT: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
 ];
@@ -42,13 +44,86 @@ const LATENCY: &[f64] = &[
     960.0, 1920.0, 7680.0,
 ];
 const TOKENS: &[f64] = &[
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0,
-    100_000.0, 200_000.0,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    20.0,
+    50.0,
+    100.0,
+    200.0,
+    500.0,
+    1000.0,
+    2000.0,
+    5000.0,
+    10000.0,
+    20000.0,
+    50000.0,
+    100_000.0,
+    200_000.0,
+    500_000.0,
+    1_000_000.0,
+    2_000_000.0,
+    5_000_000.0,
 ];
 const ITERATION: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
-const PREEMPTIONS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
+const PREEMPTIONS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
+
+/// Bucket bounds of SGLang 0.5.23.
+const SGLANG_TTFT: &[f64] =
+    &[0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0];
+const SGLANG_E2E: &[f64] = &[
+    0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0,
+    600.0, 1200.0, 1800.0, 2400.0,
+];
+const SGLANG_PER_TOKEN: &[f64] = &[
+    0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.6,
+    0.8, 1.0, 2.0, 4.0, 6.0, 8.0,
+];
+const SGLANG_QUEUE: &[f64] = &[
+    0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+    50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0,
+    1200.0, 1400.0, 1600.0, 1800.0, 2000.0, 2500.0, 3000.0,
+];
+const SGLANG_TOKENS: &[f64] = &[
+    100.0,
+    300.0,
+    500.0,
+    700.0,
+    1000.0,
+    1500.0,
+    2000.0,
+    3000.0,
+    4000.0,
+    5000.0,
+    6000.0,
+    7000.0,
+    8000.0,
+    9000.0,
+    10000.0,
+    12500.0,
+    15000.0,
+    17500.0,
+    20000.0,
+    22500.0,
+    25000.0,
+    27500.0,
+    30000.0,
+    35000.0,
+    40000.0,
+    60000.0,
+    80000.0,
+    100_000.0,
+    200_000.0,
+    300_000.0,
+    400_000.0,
+    600_000.0,
+    800_000.0,
+    1_000_000.0,
+    1_100_000.0,
+];
 
 /// The life of one sequence so far.
 #[derive(Debug, Clone, Copy)]
@@ -110,7 +185,27 @@ pub(crate) struct RankObserved {
 }
 
 impl RankObserved {
-    fn new() -> Self {
+    fn new(kind: MockKind, max_model_len: u32) -> Self {
+        let vllm = Self::vllm(max_model_len);
+        match kind {
+            MockKind::Vllm => vllm,
+            MockKind::Sglang => Self {
+                ttft: Histogram::new(SGLANG_TTFT),
+                per_token: Histogram::new(SGLANG_PER_TOKEN),
+                e2e: Histogram::new(SGLANG_E2E),
+                queue: Histogram::new(SGLANG_QUEUE),
+                prompt: Histogram::new(SGLANG_TOKENS),
+                generation: Histogram::new(SGLANG_TOKENS),
+                computed: Histogram::new(SGLANG_TOKENS),
+                ..vllm
+            },
+        }
+    }
+
+    /// vLLM's token buckets end where the context does.
+    fn vllm(max_model_len: u32) -> Self {
+        let within = TOKENS.iter().take_while(|bound| **bound <= f64::from(max_model_len)).count();
+        let tokens = TOKENS.get(..within).unwrap_or(TOKENS);
         Self {
             ttft: Histogram::new(TTFT),
             itl: Histogram::new(ITL),
@@ -120,13 +215,13 @@ impl RankObserved {
             inference: Histogram::new(LATENCY),
             prefill: Histogram::new(LATENCY),
             decode: Histogram::new(LATENCY),
-            prompt: Histogram::new(TOKENS),
-            generation: Histogram::new(TOKENS),
+            prompt: Histogram::new(tokens),
+            generation: Histogram::new(tokens),
             iteration: Histogram::new(ITERATION),
             choices: Histogram::new(CHOICES),
-            max_tokens: Histogram::new(TOKENS),
+            max_tokens: Histogram::new(tokens),
             preemptions: Histogram::new(PREEMPTIONS),
-            computed: Histogram::new(TOKENS),
+            computed: Histogram::new(tokens),
             stop: 0,
             length: 0,
             abort: 0,
@@ -143,8 +238,8 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    pub(crate) fn new(ranks: usize) -> Self {
-        Self { ranks: (0..ranks).map(|_| RankObserved::new()).collect() }
+    pub(crate) fn new(ranks: usize, kind: MockKind, max_model_len: u32) -> Self {
+        Self { ranks: (0..ranks).map(|_| RankObserved::new(kind, max_model_len)).collect() }
     }
 
     pub(crate) fn pass(&mut self, rank: usize, pass: &Pass) {

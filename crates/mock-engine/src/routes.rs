@@ -170,9 +170,7 @@ pub(crate) async fn utility(state: &Arc<State>, call: &Call) -> Response<Body> {
             let api = if call.path.starts_with("/v1/messages") { Api::Messages } else { Api::Utility };
             refuse(state, api, &error)
         }
-        None if utility::known(state.config.kind, &call.path) => {
-            json(405, &object! { "detail": "Method Not Allowed" })
-        }
+        None if utility::known(state, &call.path) => json(405, &object! { "detail": "Method Not Allowed" }),
         None => json(404, &object! { "detail": "Not Found" }),
     }
 }

@@ -7,7 +7,7 @@ use http::{HeaderValue, Method, Response};
 use tandem_engine_model::Load;
 
 use crate::body::Body;
-use crate::config::MockKind;
+use crate::config::{MockKind, MockModel};
 use crate::driver::lock;
 use crate::error::{Api, ApiError};
 use crate::generate::begin;
@@ -19,7 +19,7 @@ use crate::{info, metrics_sglang, metrics_vllm, tokenizer};
 
 type Answer = Result<Response<Body>, ApiError>;
 
-const COMMON: [&str; 9] = [
+const COMMON: [&str; 10] = [
     "/health",
     "/ping",
     "/metrics",
@@ -27,22 +27,22 @@ const COMMON: [&str; 9] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/responses",
     "/tokenize",
 ];
-const VLLM: [&str; 10] = [
+const DEV: [&str; 2] = ["/server_info", "/reset_prefix_cache"];
+const VLLM: [&str; 8] = [
     "/detokenize",
     "/version",
     "/load",
     "/kv_event_sources",
-    "/server_info",
-    "/reset_prefix_cache",
     "/v1/chat/completions/render",
     "/v1/completions/render",
     "/v1/messages/render",
     "/v1/responses/render",
 ];
-const SGLANG: [&str; 14] = [
+const SGLANG: [&str; 13] = [
     "/detokenize",
     "/generate",
     "/model_info",
@@ -56,16 +56,15 @@ const SGLANG: [&str; 14] = [
     "/abort_request",
     "/v1/tokenize",
     "/v1/detokenize",
-    "/v1/messages/count_tokens",
 ];
 
 /// Whether a path exists, whatever the method.
-pub(crate) fn known(kind: MockKind, path: &str) -> bool {
-    let own = match kind {
-        MockKind::Vllm => VLLM.as_slice(),
-        MockKind::Sglang => SGLANG.as_slice(),
+pub(crate) fn known(state: &State, path: &str) -> bool {
+    let own = match state.config.kind {
+        MockKind::Vllm => VLLM.contains(&path) || (state.config.flags.dev_mode && DEV.contains(&path)),
+        MockKind::Sglang => SGLANG.contains(&path),
     };
-    COMMON.contains(&path) || own.contains(&path) || path == "/v1/messages/count_tokens"
+    own || COMMON.contains(&path)
 }
 
 /// The answer; `None` = no such route for this method.
@@ -137,6 +136,9 @@ async fn sglang(state: &Arc<State>, call: &Call) -> Option<Answer> {
             Err(_) => return Some(Err(stopped())),
         },
         "/abort_request" if post => return Some(abort(state, call).await),
+        path if get && path.starts_with("/v1/models/") => {
+            return Some(model(state, path.trim_start_matches("/v1/models/")));
+        }
         "/v1/tokenize" if post => return Some(tokenize(state, call)),
         "/v1/detokenize" if post => return Some(detokenize(state, call)),
         _ => return None,
@@ -168,30 +170,36 @@ fn metrics(state: &State) -> Option<Answer> {
 }
 
 fn models(state: &State) -> Json {
+    let data: Vec<Json> = state.config.models.iter().map(|model| card(state, model)).collect();
+    object! { "object": "list", "data": data }
+}
+
+/// SGLang's card of one model.
+fn model(state: &State, id: &str) -> Answer {
+    match state.config.models.iter().find(|model| model.id == id) {
+        Some(model) => Ok(json(200, &card(state, model))),
+        None => Err(ApiError::new(404, "NotFoundError", format!("The model '{id}' does not exist"))),
+    }
+}
+
+fn card(state: &State, model: &MockModel) -> Json {
     let created = state.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let vllm = state.config.kind == MockKind::Vllm;
-    let root = state.config.models.first().map(|m| m.id.clone()).unwrap_or_default();
-    let data: Vec<Json> = state
-        .config
-        .models
-        .iter()
-        .map(|model| {
-            let mut body = Object::default();
-            body.put("id", &model.id);
-            body.put("object", "model");
-            body.put("created", &created);
-            body.put("owned_by", if vllm { "vllm" } else { "sglang" });
-            body.put("root", if model.parent.is_some() { &model.id } else { &root });
-            body.put("parent", &model.parent);
-            // Adapters have the limit of their base and do not repeat it.
-            body.put("max_model_len", &model.parent.is_none().then_some(state.max_model_len));
-            if vllm {
-                body.put("permission", &[permission(state, created)]);
-            }
-            body.end()
-        })
-        .collect();
-    object! { "object": "list", "data": data }
+    let base = state.config.models.first().map(|first| first.id.as_str()).unwrap_or_default();
+    let root = if model.parent.is_some() { model.id.as_str() } else { base };
+    let mut body = Object::default();
+    body.put("id", &model.id);
+    body.put("object", "model");
+    body.put("created", &created);
+    body.put("owned_by", if vllm { "vllm" } else { "sglang" });
+    body.put("root", root);
+    body.put("parent", &model.parent);
+    // Adapters have the limit of their base and do not repeat it.
+    body.put("max_model_len", &model.parent.is_none().then_some(state.max_model_len));
+    if vllm {
+        body.put("permission", &[permission(state, created)]);
+    }
+    body.end()
 }
 
 fn permission(state: &State, created: u64) -> Json {

@@ -247,15 +247,18 @@ async fn urgent_requests_overtake_under_priority_scheduling() {
         let (engine, client) = start(config).await;
         let client = std::sync::Arc::new(client);
         let (order, mut ends) = tokio::sync::mpsc::unbounded_channel();
-        let mut queued = 0;
-        for (name, priority, tokens) in [("running", 0, 40), ("patient", patient, 2), ("urgent", urgent, 2)] {
+        for (queued, (name, priority, tokens)) in
+            [("running", 0, 40), ("patient", patient, 2), ("urgent", urgent, 2)]
+                .into_iter()
+                .zip(1..)
+                .map(|(one, n)| (n, one))
+        {
             let (client, order) = (std::sync::Arc::clone(&client), order.clone());
             tokio::spawn(async move {
                 let body = ask(&json!({"max_tokens": tokens, "ignore_eos": true, "priority": priority}));
                 assert_eq!(client.post(CHAT, &body).await.status, 200);
                 let _ = order.send(name);
             });
-            queued += 1;
             eventually("it is queued", || {
                 let stats = engine.stats();
                 stats.running + stats.waiting + stats.finished >= queued

@@ -83,7 +83,8 @@ async fn each_turn_finds_what_the_turn_before_left() {
     let function = json!({"name": "Bash", "description": "runs a command", "parameters": schema});
     let mut prompts = Vec::new();
     for kind in [MockKind::Vllm, MockKind::Sglang] {
-        let apis: [(&str, &str, Value, fn(&Value) -> Seen); 3] = [
+        type Read = fn(&Value) -> Seen;
+        let apis: [(&str, &str, Value, Read); 3] = [
             ("/v1/chat/completions", "messages", json!([{"type": "function", "function": function}]), chat),
             (
                 "/v1/messages",

@@ -10,6 +10,7 @@ async fn start(kind: MockKind) -> MockEngine {
     let config = MockConfig {
         kind,
         models: vec![MockModel::base("tiny")],
+        max_model_len: 8192,
         kv_events: Some(KvEventsConfig { topic: "kv@w0@tiny".to_owned(), ..KvEventsConfig::default() }),
         ..MockConfig::default()
     };
