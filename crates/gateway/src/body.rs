@@ -17,6 +17,7 @@ use tandem_dialect::ErrorKind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::metrics::{Family, Metrics};
+use crate::patience::Patience;
 use crate::turn::StreamBody;
 
 /// Why an answer breaks off. Only ends up in hyper's log: the client sees a cut connection.
@@ -29,7 +30,25 @@ pub(crate) enum Body {
     /// The answer of a turn as it comes.
     Stream(Box<StreamBody>),
     /// Another answer of an engine, as it comes.
-    Proxy(Incoming),
+    Proxy(Box<Proxied>),
+}
+
+/// An answer of an engine that only passes.
+pub(crate) struct Proxied {
+    pub(crate) body: Incoming,
+    pub(crate) patience: Patience,
+}
+
+impl Proxied {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Pending => self.patience.poll(cx).map(|_| Some(Err("the engine fell silent".into()))),
+            ready => {
+                self.patience.heard();
+                ready.map_err(Into::into)
+            }
+        }
+    }
 }
 
 impl Body {
@@ -58,7 +77,7 @@ impl HttpBody for Body {
             Self::Stream(stream) => {
                 stream.poll_bytes(cx).map(|next| next.map(|bytes| bytes.map(Frame::data)))
             }
-            Self::Proxy(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Self::Proxy(proxied) => proxied.poll_frame(cx),
         }
     }
 
@@ -66,7 +85,7 @@ impl HttpBody for Body {
         match self {
             Self::Full(bytes) => bytes.is_none(),
             Self::Stream(_) => false,
-            Self::Proxy(body) => body.is_end_stream(),
+            Self::Proxy(proxied) => proxied.body.is_end_stream(),
         }
     }
 
@@ -74,7 +93,7 @@ impl HttpBody for Body {
         match self {
             Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
             Self::Stream(_) => SizeHint::default(),
-            Self::Proxy(body) => body.size_hint(),
+            Self::Proxy(proxied) => proxied.body.size_hint(),
         }
     }
 }

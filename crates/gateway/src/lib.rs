@@ -22,6 +22,7 @@ mod http_service;
 mod metrics;
 mod models;
 mod owner;
+mod patience;
 mod respond;
 mod server;
 mod small_calls;

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::response::Parts;
@@ -17,10 +18,11 @@ use tandem_engines::{EngineState, full, response_headers};
 use tandem_types::{Dialect, WorkerId};
 
 use crate::app::App;
-use crate::body::{Body, Reserved};
+use crate::body::{Body, Proxied, Reserved};
 use crate::metrics::Family;
+use crate::patience::Patience;
 use crate::respond::{self, RequestIdentity};
-use crate::turn::flight::{X_REQUEST_ID, engine_headers};
+use crate::turn::flight::{X_REQUEST_ID, engine_headers, engine_path};
 use crate::turn::prepare;
 
 /// Most engines that are asked for one call.
@@ -56,7 +58,7 @@ pub(crate) async fn count_tokens(
     match ask(app, ids, &call).await {
         Said::Answer(parts, body) => {
             app.metrics.inc(Family::CountTokens, &[("source", "engine")]);
-            passed(&parts, body)
+            passed(app, &parts, body)
         }
         Said::NoRoute(..) | Said::Nobody => {
             app.metrics.inc(Family::CountTokens, &[("source", "estimate")]);
@@ -80,7 +82,7 @@ pub(crate) async fn pass(
         Err(refused) => return *refused,
     };
     match ask(app, ids, &call).await {
-        Said::Answer(parts, body) | Said::NoRoute(parts, body) => passed(&parts, body),
+        Said::Answer(parts, body) | Said::NoRoute(parts, body) => passed(app, &parts, body),
         Said::Nobody => {
             let message = "no engine is ready for this call";
             respond::error(app, None, ErrorKind::NoWorker, message, Some(5))
@@ -94,7 +96,7 @@ async fn receive(
     request: Request<Incoming>,
 ) -> Result<SmallCall, Box<Response<Body>>> {
     let (head, body) = request.into_parts();
-    let target = head.uri.path_and_query().map_or_else(|| head.uri.path().to_owned(), ToString::to_string);
+    let target = engine_path(&head.uri);
     match prepare::read(app, &head.headers, body).await {
         Ok((body, memory)) => Ok(SmallCall { target, headers: head.headers, body, _memory: memory }),
         Err((kind, message)) => Err(Box::new(respond::error(app, dialect, kind, &message, None))),
@@ -145,8 +147,10 @@ async fn ask_one(app: &Arc<App>, ids: &RequestIdentity, call: &SmallCall, worker
     }
 }
 
-fn passed(parts: &Parts, body: Incoming) -> Response<Body> {
-    let mut response = Response::new(Body::Proxy(body));
+fn passed(app: &App, parts: &Parts, body: Incoming) -> Response<Body> {
+    let idle = app.config.timeouts.small_call.0;
+    let patience = Patience::new(idle, Instant::now() + app.config.request_timeout);
+    let mut response = Response::new(Body::Proxy(Box::new(Proxied { body, patience })));
     *response.status_mut() = parts.status;
     *response.headers_mut() = response_headers(&parts.headers);
     response

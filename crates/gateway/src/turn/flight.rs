@@ -181,6 +181,9 @@ async fn overtaken(effects: &mut mpsc::UnboundedReceiver<TurnEffect>) -> tandem_
     }
 }
 
+/// What the connection is told that a repeated call took its turn from.
+pub(super) const SUPERSEDED: &str = "the same call came again on another connection, which gets the answer";
+
 fn refusal(kind: ErrorKind, message: impl Into<String>, retry_after: Option<u64>) -> Refusal {
     Refusal { kind, message: message.into(), retry_after }
 }
@@ -196,8 +199,7 @@ fn superseded(mut turn: Turn, by: tandem_types::TurnId) -> (Turn, Obtained) {
     turn.end(End::Superseded { by }, None);
     // The client has most likely left this connection. One that has not must not try again: each of its two
     // connections would take the turn from the other.
-    let message = "the same call came again on another connection, which gets the answer";
-    (turn, Obtained::Refused(refusal(ErrorKind::BadRequest, message, None)))
+    (turn, Obtained::Refused(refusal(ErrorKind::BadRequest, SUPERSEDED, None)))
 }
 
 fn rejected(
@@ -354,6 +356,17 @@ fn engine_request(
 
 /// The header of request ids.
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Path and query for engines: as the client sent them, but for a slash at the end of the path, which engines
+/// answer with a redirect to themselves.
+pub(crate) fn engine_path(uri: &http::Uri) -> String {
+    let path = uri.path();
+    let path = path.strip_suffix('/').unwrap_or(path);
+    match uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_owned(),
+    }
+}
 
 /// A client's headers as `target` gets them.
 pub(crate) fn engine_headers(app: &App, from: &HeaderMap, target: &Target) -> HeaderMap {

@@ -15,7 +15,7 @@ use tandem_trace::record::HygieneFound;
 use tandem_types::{BodyEdit, Dialect, TenantId, Time, TurnFacts, TurnId};
 
 use super::Turn;
-use super::flight::Call;
+use super::flight::{Call, engine_path};
 use super::story::{Beginning, Story};
 use crate::app::App;
 use crate::body::{Body, ReadError, Reserved};
@@ -84,7 +84,7 @@ fn make(
     request: Received,
 ) -> (Story, Call, TurnArrival) {
     let Received { head, body, memory, parsed } = request;
-    let target = head.uri.path_and_query().map_or_else(|| head.uri.path().to_owned(), ToString::to_string);
+    let target = engine_path(&head.uri);
     let request_head = RequestHead { method: &head.method, path: &target, headers: &head.headers };
     let identity = identify(&request_head, Some(&parsed.facts), &tenant, &app.config.identity);
     count_identity(app, &identity);

@@ -19,13 +19,16 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tandem_dialect::{ErrorKind, StreamObserver, StreamPosition, UsageFilter, keep_alive, stream_error};
 use tandem_scheduler::{DispatchFailure, FailureKind};
-use tokio::time::{Sleep, sleep_until};
+use tandem_types::TurnId;
+use tokio::time::Sleep;
 
 use super::flight::{self, Call, Flight, Obtained, Refusal};
 use super::{End, Turn};
 use crate::body::BodyError;
 use crate::clock::unix_ms;
 use crate::metrics::Family;
+use crate::owner::TurnEffect;
+use crate::patience::{Expired, Patience};
 
 type Next = Poll<Option<Result<Bytes, BodyError>>>;
 
@@ -68,55 +71,12 @@ struct Passing {
     patience: Patience,
 }
 
-/// How long an engine may be silent, and the whole call may take. One timer for both, moved only when it
-/// fires, so that a chunk costs no timer operation.
-struct Patience {
-    idle: Duration,
-    last: Instant,
-    deadline: Instant,
-    timer: Pin<Box<Sleep>>,
-}
-
-/// Whose patience ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Expired {
-    Idle,
-    Deadline,
-}
-
-impl Patience {
-    fn new(idle: Duration, deadline: Instant) -> Self {
-        let last = Instant::now();
-        let timer = Box::pin(sleep_until(deadline.min(last + idle).into()));
-        Self { idle, last, deadline, timer }
-    }
-
-    fn heard(&mut self) {
-        self.last = Instant::now();
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Expired> {
-        loop {
-            if self.timer.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
-            }
-            let now = Instant::now();
-            if now >= self.deadline {
-                return Poll::Ready(Expired::Deadline);
-            }
-            let silent_until = self.last + self.idle;
-            if now >= silent_until {
-                return Poll::Ready(Expired::Idle);
-            }
-            self.timer.as_mut().reset(self.deadline.min(silent_until).into());
-        }
-    }
-}
-
 /// Why a live stream ends before its end.
 enum Break {
     Cut(String),
     Expired(Expired),
+    /// The same call came again on another connection.
+    Superseded(TurnId),
 }
 
 impl StreamBody {
@@ -240,6 +200,10 @@ impl StreamBody {
 
     fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let State::Live(live) = &mut self.state else { return Poll::Ready(Ok(())) };
+        if let Some(by) = live.superseded(cx) {
+            self.end_live(Some(Break::Superseded(by)));
+            return Poll::Ready(Ok(()));
+        }
         let broken = match Pin::new(&mut live.upstream).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let Ok(data) = frame.into_data() else { return Poll::Ready(Ok(())) };
@@ -269,13 +233,13 @@ impl StreamBody {
         let Live { mut turn, call, dialect, upstream, mut observer, .. } = *live;
         // Closes the connection where the engine is still at it.
         drop(upstream);
-        let over = matches!(broken, Some(Break::Expired(Expired::Deadline)));
-        if let (Some(call), false, false) = (call, over, observer.facts().complete) {
+        let again = match &broken {
+            Some(Break::Expired(Expired::Deadline) | Break::Superseded(_)) => None,
+            Some(Break::Expired(Expired::Idle)) => Some(FailureKind::Timeout),
+            Some(Break::Cut(_)) | None => Some(FailureKind::Disconnected),
+        };
+        if let (Some(call), Some(kind), false) = (call, again, observer.facts().complete) {
             tracing::warn!(turn = turn.id.0, "the engine broke off before the first byte of its answer");
-            let kind = match broken {
-                Some(Break::Expired(_)) => FailureKind::Timeout,
-                Some(Break::Cut(_)) | None => FailureKind::Disconnected,
-            };
             turn.story.failures.push(flight::failure_word(kind));
             let every = turn.story.keep_alive;
             let failure = DispatchFailure { kind, retryable: true };
@@ -293,6 +257,10 @@ impl StreamBody {
             return;
         }
         let (cause, kind, message) = match &broken {
+            Some(Break::Superseded(by)) => {
+                turn.end(End::Superseded { by: *by }, Some(facts));
+                ("superseded", ErrorKind::BadRequest, flight::SUPERSEDED)
+            }
             Some(Break::Expired(Expired::Deadline)) => {
                 ("deadline", ErrorKind::UpstreamTimeout, "the call took longer than this server allows")
             }
@@ -312,8 +280,12 @@ impl StreamBody {
                 "stream cut"
             );
         }
-        turn.app.metrics.inc(Family::StreamsCut, &[("cause", cause)]);
-        if let Some(worker) = turn.story.worker {
+        if let Some(Break::Superseded(_)) = &broken {
+            turn.app.metrics.inc(Family::Superseded, &[]);
+        } else {
+            turn.app.metrics.inc(Family::StreamsCut, &[("cause", cause)]);
+        }
+        if let (Some(worker), Some(_)) = (turn.story.worker, again) {
             turn.app.engines.suspect(worker.engine);
         }
         let event = observer.error_event(kind, message, None, unix_ms() / 1000);
@@ -343,6 +315,19 @@ impl StreamBody {
         passing.turn.app.metrics.inc(Family::StreamsCut, &[("cause", "cut")]);
         passing.turn.end(End::Failed { reason: "cut" }, None);
         Poll::Ready(Err(trouble))
+    }
+}
+
+impl Live {
+    /// Whether the same call came again. Possible only before the first byte.
+    fn superseded(&mut self, cx: &mut Context<'_>) -> Option<TurnId> {
+        self.call.as_ref()?;
+        while let Poll::Ready(Some(effect)) = self.turn.effects.poll_recv(cx) {
+            if let TurnEffect::Superseded { by } = effect {
+                return Some(by);
+            }
+        }
+        None
     }
 }
 

@@ -255,6 +255,29 @@ async fn a_call_that_comes_again_takes_the_place_of_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_comes_again_takes_the_place_of_a_stream_without_a_byte() {
+    let engine = once!(call, {
+        call.stream_head().await;
+        call.gone().await;
+    });
+    let setup = start(&[&engine]).await;
+    let headers = "x-claude-code-session-id: 0b0b0b0b-1111-4222-8333-444444444444\r\n";
+    let request = client::post("/v1/messages", headers, messages("same", true).to_string().as_bytes());
+    let mut first = Client::connect(setup.addr()).await;
+    first.send(&request).await;
+    first.until("text/event-stream").await;
+    let second = client::call(setup.addr(), &request).await;
+    assert_eq!(second.text(), engine::messages_stream().concat());
+    engine.wait_gone(1).await;
+    let first = first.answer().await;
+    assert!(first.text().contains("event: error"), "{}", first.text());
+    let mut ends: Vec<_> = setup.rows().await.iter().map(outcome).collect();
+    ends.sort();
+    assert_eq!(ends[0], ("cancelled".to_owned(), "superseded".to_owned()));
+    assert_eq!(ends[1].0, "finished");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn slow_clients_are_given_up() {
     let engine = Engine::fine().await;
     let setup = start_with(&[&engine], |config| {

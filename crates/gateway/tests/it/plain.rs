@@ -50,6 +50,8 @@ async fn bytes_of_the_request_reach_the_engine_as_they_were() {
     let sent = &engine.calls()[0];
     assert_eq!(sent.body, body);
     assert_eq!(sent.path, "/v1/chat/completions?a=b");
+    let slashed = client::call(setup.addr(), &client::post("/v1/chat/completions/", "", body)).await;
+    assert_eq!((slashed.status, engine.calls()[1].path.as_str()), (200, "/v1/chat/completions"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
