@@ -5,6 +5,7 @@
 //!   counted in the metrics and in the file itself; I-LOG-2 block hashes are made on the writer's thread;
 //!   I-LOG-3 closing waits until everything that was accepted is written.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -12,10 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bytes::Bytes;
+use serde_json::value::RawValue;
 use tandem_scheduler::{Decision, HoldReason};
 use tandem_trace::config::{Records, TraceConfig};
 use tandem_trace::record::{
-    AdmissionAction, AdmissionEvent, CandidateScore, OwnKind, RoutingEvent, TraceStart,
+    AdmissionAction, AdmissionEvent, CandidateScore, OwnKind, PayloadRecord, RoutingEvent, TraceStart,
 };
 use tandem_trace::writer::{Fanout, Sink, SinkError, Stream};
 use tandem_trace::{OwnEvent, Record, TraceRow, files, hash};
@@ -51,8 +54,46 @@ pub(crate) struct Finished {
     pub(crate) output: Vec<u32>,
 }
 
+/// The content of a turn, as bytes.
+pub(crate) struct Payload {
+    pub(crate) request_id: String,
+    pub(crate) endpoint: &'static str,
+    pub(crate) model: String,
+    pub(crate) request: Bytes,
+    /// `None`: streamed, or none came.
+    pub(crate) response: Option<Bytes>,
+    pub(crate) headers: BTreeMap<String, String>,
+}
+
+impl Payload {
+    fn into_record(self) -> PayloadRecord {
+        let json = |bytes: &Bytes| {
+            let text = std::str::from_utf8(bytes).ok()?;
+            RawValue::from_string(text.to_owned()).ok()
+        };
+        let request = json(&self.request);
+        let response = self.response.as_ref().and_then(json);
+        let dropped = match (&request, &response) {
+            (None, _) => Some("request_unreadable"),
+            (_, None) => Some("response_not_collected"),
+            _ => None,
+        };
+        PayloadRecord {
+            request_id: self.request_id,
+            endpoint: self.endpoint.to_owned(),
+            model: self.model,
+            request,
+            response,
+            http_request_headers: (!self.headers.is_empty()).then_some(self.headers),
+            payload_complete: dropped.is_none(),
+            payload_drop_reason: dropped.map(str::to_owned),
+        }
+    }
+}
+
 enum Job {
     Row(TraceRow),
+    Payload { unix_ms: u64, payload: Box<Payload> },
     Turn { record: Box<Record>, prompt: Vec<u32>, output: Vec<u32> },
     Close,
 }
@@ -68,6 +109,7 @@ struct Shared {
     lost: Arc<AtomicU64>,
     metrics: Metrics,
     records: Records,
+    payload_headers: Vec<String>,
     renders: Arc<Semaphore>,
     /// Rows that wait for tokens.
     waiting: TaskTracker,
@@ -120,6 +162,7 @@ impl TraceLog {
             lost,
             metrics,
             records: config.records,
+            payload_headers: config.payload_headers.clone(),
             renders: Arc::new(Semaphore::new(RENDERS_MAX)),
             waiting: TaskTracker::new(),
             writer: Mutex::new(Some(writer)),
@@ -158,6 +201,26 @@ impl TraceLog {
                 });
             }
         }
+    }
+
+    /// Whether content is wanted: only where the operator asked for it by name.
+    pub(crate) fn wants_payload(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.records.request_payload)
+    }
+
+    /// The request headers to note beside content.
+    pub(crate) fn payload_headers(&self, headers: &http::HeaderMap) -> BTreeMap<String, String> {
+        let wanted = self.shared.iter().flat_map(|shared| &shared.payload_headers);
+        wanted
+            .filter_map(|name| headers.get(name).map(|value| (name, value)))
+            .map(|(name, value)| (name.clone(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
+            .collect()
+    }
+
+    /// The content of a turn that is over.
+    pub(crate) fn payload(&self, unix_ms: u64, payload: Payload) {
+        let Some(shared) = &self.shared else { return };
+        shared.send(Job::Payload { unix_ms, payload: Box::new(payload) });
     }
 
     /// A worker was chosen.
@@ -276,6 +339,10 @@ impl Writer {
             }
             match job {
                 Ok(Job::Row(row)) => self.fanout.record(self.clock.now(), row),
+                Ok(Job::Payload { unix_ms, payload }) => {
+                    let record = Record::request_payload(unix_ms, payload.into_record());
+                    self.fanout.record(self.clock.now(), record.into());
+                }
                 Ok(Job::Turn { record, prompt, output }) => self.turn(*record, &prompt, &output),
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Job::Close) | Err(RecvTimeoutError::Disconnected) => break,

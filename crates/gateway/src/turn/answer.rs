@@ -64,6 +64,9 @@ fn respond_with(mut turn: Turn, call: Arc<Call>, obtained: Obtained) -> Response
         Obtained::Whole(parts, bytes, facts) => {
             turn.story.status = Some(parts.status.as_u16());
             turn.first_byte();
+            if let Some(payload) = &mut turn.story.payload {
+                payload.response = Some(bytes.clone());
+            }
             let end = if !parts.status.is_success() {
                 End::Refused
             } else if facts.error.is_some() {

@@ -22,7 +22,7 @@ use crate::body::{Body, ReadError, Reserved};
 use crate::clock::unix_ms;
 use crate::metrics::Family;
 use crate::respond::{self, RequestIdentity};
-use crate::trace_log::PromptTokens;
+use crate::trace_log::{Payload, PromptTokens};
 
 /// What a request came to, or the answer that refuses it.
 type Prepared = Result<(Turn, Arc<Call>), Box<Response<Body>>>;
@@ -88,6 +88,16 @@ fn make(
     let request_head = RequestHead { method: &head.method, path: &target, headers: &head.headers };
     let identity = identify(&request_head, Some(&parsed.facts), &tenant, &app.config.identity);
     count_identity(app, &identity);
+    let payload = app.trace.wants_payload().then(|| {
+        Box::new(Payload {
+            request_id: ids.own.to_string(),
+            endpoint: endpoint(parsed.facts.dialect),
+            model: parsed.facts.model.clone().unwrap_or_default(),
+            request: body.clone(),
+            response: None,
+            headers: app.trace.payload_headers(&head.headers),
+        })
+    });
     let edited = edit(app, parsed.facts.dialect, &tenant, &identity, &parsed, body);
     app.decisions.name(turn, ids);
     let mut story = Story::begin(Beginning {
@@ -102,6 +112,7 @@ fn make(
         received_unix_ms,
         received,
     });
+    story.payload = payload;
     let hold_max = hold(app, &identity, &parsed, &mut story);
     let call = Call {
         dialect: parsed.facts.dialect,
@@ -116,6 +127,16 @@ fn make(
     };
     let arrival = arrival(turn, &identity, &parsed, hold_max);
     (story, call, arrival)
+}
+
+/// A dialect as payload rows name it.
+const fn endpoint(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Chat => "openai.chat_completion",
+        Dialect::Completions => "openai.completion",
+        Dialect::Responses => "openai.response",
+        Dialect::Messages => "anthropic.message",
+    }
 }
 
 /// Reads the body, or says why not.

@@ -16,7 +16,7 @@ use tandem_types::{Dialect, RequestId, TenantId, Time, TurnFacts, TurnId, Usage,
 
 use crate::app::App;
 use crate::metrics::Family;
-use crate::trace_log::{Finished, PromptTokens};
+use crate::trace_log::{Finished, Payload, PromptTokens};
 
 /// How a turn ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +75,8 @@ pub(crate) struct Story {
     pub(crate) dispatched: Option<Time>,
     pub(crate) first_byte: Option<Time>,
     pub(crate) status: Option<u16>,
+    /// Content, where the trace wants it.
+    pub(crate) payload: Option<Box<Payload>>,
 }
 
 /// What a story begins with.
@@ -132,6 +134,7 @@ impl Story {
             dispatched: None,
             first_byte: None,
             status: None,
+            payload: None,
         }
     }
 
@@ -189,6 +192,9 @@ impl Story {
             None => std::mem::replace(&mut self.prompt, PromptTokens::Unknown),
         };
         let output = facts.map(|facts| facts.output_token_ids.clone()).unwrap_or_default();
+        if let Some(payload) = self.payload.take() {
+            app.trace.payload(record.event_time_unix_ms, *payload);
+        }
         app.trace.finished(Finished { record, prompt, output });
     }
 

@@ -168,3 +168,47 @@ async fn a_rendered_prompt_gives_hashes_too() {
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0]["request"]["replay"]["input_length"], 3);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_is_in_the_trace_only_where_it_was_asked_for_by_name() {
+    let engine = Engine::fine().await;
+    for wanted in [false, true] {
+        let setup = start_with(&[&engine], |config| {
+            if wanted {
+                let names = [
+                    ("TANDEM_TRACE", "1"),
+                    ("TANDEM_TRACE_RECORDS", "request_end,request_payload"),
+                    ("TANDEM_TRACE_FORMAT", "jsonl"),
+                    ("TANDEM_TRACE_ROWS", "all"),
+                    ("TANDEM_TRACE_PATH", config.trace.path.as_str()),
+                    ("TANDEM_TRACE_HTTP_HEADER_CAPTURE_LIST", "x-team"),
+                ]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()));
+                let lookup = |name: &str| names.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+                let mut trace = config.trace.clone();
+                let warnings = tandem_gateway::config::apply_trace_environment(&mut trace, lookup);
+                assert_eq!(warnings.expect("usable"), []);
+                config.trace = trace;
+            }
+        })
+        .await;
+        for stream in [false, true] {
+            let headers = "x-team: red\r\n";
+            let answer = setup.post("/v1/chat/completions", headers, &chat("secret words", stream)).await;
+            assert_eq!(answer.status, 200);
+        }
+        setup.gateway.begin_shutdown();
+        setup.gateway.wait().await;
+        let events = setup.events();
+        let all = json!(events).to_string();
+        assert_eq!(all.contains("secret words"), wanted);
+        let payloads: Vec<_> = events.iter().filter(|e| e["event_type"] == "request_payload").collect();
+        assert_eq!(payloads.len(), if wanted { 2 } else { 0 });
+        for payload in payloads.iter().map(|event| &event["payload"]) {
+            let streamed = payload["request"]["stream"] == true;
+            assert_eq!(payload["payload_complete"], !streamed);
+            assert_eq!(payload["response"]["id"] == "chatcmpl-1", !streamed);
+            assert_eq!(payload["http_request_headers"], json!({"x-team": "red"}));
+        }
+    }
+}
