@@ -290,13 +290,16 @@ async fn certificates_of_engines_found_by_name_are_checked_against_the_name() {
         if ready {
             assert!(matches!(fleet.next().await, EngineEvent::Up { .. }));
         } else {
-            let error = loop {
-                let error = engines.list().first().and_then(|s| s.last_error.clone());
-                if let Some(error) = error {
-                    break error.text;
+            let failed = async {
+                loop {
+                    if let Some(error) = engines.list().first().and_then(|s| s.last_error.clone()) {
+                        return error.text;
+                    }
+                    tokio::task::yield_now().await;
                 }
-                tokio::task::yield_now().await;
             };
+            let error =
+                tokio::time::timeout(Duration::from_secs(60), failed).await.expect("an error in time");
             assert!(error.contains("certificate"), "{error}");
         }
         engines.shutdown().await;

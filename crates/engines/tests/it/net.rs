@@ -228,6 +228,9 @@ pub(crate) struct Fleet {
     events: mpsc::Receiver<EngineEvent>,
 }
 
+/// Longest wait for an event: longer than any that a test expects, so that a missing one fails the test.
+const PATIENCE: Duration = secs(100);
+
 /// No jitter, so that tests can name times.
 pub(crate) fn config() -> EnginesConfig {
     EnginesConfig { jitter: 0.0, ..EnginesConfig::default() }
@@ -258,6 +261,10 @@ impl Fleet {
 
     /// The next event that is no load report.
     pub(crate) async fn next(&mut self) -> EngineEvent {
+        tokio::time::timeout(PATIENCE, self.change()).await.expect("an event in time")
+    }
+
+    async fn change(&mut self) -> EngineEvent {
         loop {
             match self.events.recv().await.expect("an event") {
                 EngineEvent::Load { .. } => {}
@@ -279,7 +286,7 @@ impl Fleet {
     pub(crate) async fn during(&mut self, time: Duration) -> Vec<EngineEvent> {
         let until = Instant::now() + time;
         let mut seen = Vec::new();
-        while let Ok(event) = tokio::time::timeout_at(until, self.next()).await {
+        while let Ok(event) = tokio::time::timeout_at(until, self.change()).await {
             seen.push(event);
         }
         seen

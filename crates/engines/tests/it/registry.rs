@@ -171,7 +171,9 @@ async fn two_bad_probes_are_forgiven_three_are_not() {
     let mut fleet = Fleet::start(&net, &["http://a:1"]);
     fleet.next().await;
     script.set("/health", 503, "");
-    while fleet.engines.status(EngineId(0)).is_some_and(|s| s.failures < 2) {
+    let failures = || fleet.engines.status(EngineId(0)).expect("registered").failures;
+    while failures() < 2 {
+        assert!(net.now() < secs(10), "two failures are never reached");
         tokio::time::sleep(millis(10)).await;
     }
     script.set("/health", 200, "");
