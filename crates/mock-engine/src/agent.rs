@@ -116,8 +116,7 @@ fn task(turns: &[Turn]) -> (String, &[Turn]) {
 
 /// Word of a background subagent's end, which harnesses put into the user's mouth.
 fn is_notification(text: &str) -> bool {
-    let head: String = text.trim_start().chars().take(200).collect();
-    head.starts_with('<') && head.contains("notification")
+    ["-notification>", "_notification>", "SYSTEM NOTIFICATION"].iter().any(|mark| text.contains(mark))
 }
 
 /// `n` of the last `[[name n]]` in `text`.
@@ -312,7 +311,7 @@ mod tests {
         }
         assert_eq!(names(&reply(&script, &c)), ["text"]);
         c.turns.push(Turn::text(Role::Assistant, "All done."));
-        c.turns.push(Turn::text(Role::User, "<task-notification>child ended"));
+        c.turns.push(Turn::text(Role::User, "<system-reminder>\n[SYSTEM NOTIFICATION - NOT USER INPUT]"));
         assert_eq!(names(&reply(&script, &c)), ["text"]);
         c.turns.push(Turn::text(Role::Assistant, "All done."));
         c.turns.push(Turn::text(Role::User, "and now this"));
