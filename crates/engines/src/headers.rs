@@ -108,6 +108,7 @@ mod tests {
         map
     }
 
+    // I-HDR-1, I-HDR-2, I-HDR-3, I-HDR-4, I-HDR-5.
     #[test]
     fn request_headers_table() {
         let engine_key = HeaderValue::from_static("Bearer engine");
@@ -144,6 +145,7 @@ mod tests {
         }
     }
 
+    // I-HDR-1.
     #[test]
     fn connection_names_headers_away_but_not_those_that_matter() {
         let from = map(&[
@@ -159,6 +161,7 @@ mod tests {
         assert_eq!(to["x-other"], "2");
     }
 
+    // I-HDR-6.
     #[test]
     fn repeated_headers_stay_in_order() {
         let to = request_headers(&map(&[("x-tag", "b"), ("x-tag", "a")]), None);

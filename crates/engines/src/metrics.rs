@@ -257,6 +257,7 @@ mod tests {
         assert_eq!(llamacpp(text), BTreeMap::from([(0, load(0, 0, None, None))]));
     }
 
+    // I-MET-1.
     #[test]
     fn each_vllm_engine_is_a_rank() {
         let text = "vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3.0\n\
@@ -302,6 +303,7 @@ mod tests {
         );
     }
 
+    // I-MET-2.
     #[test]
     fn nonsense_is_skipped() {
         for text in [
@@ -319,6 +321,7 @@ mod tests {
         assert_eq!(vllm("vllm:num_requests_running -1"), BTreeMap::from([(0, load(0, 0, None, None))]));
     }
 
+    // I-MET-3.
     #[test]
     fn ranks_are_bounded() {
         let text: String =

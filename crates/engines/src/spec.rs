@@ -412,6 +412,7 @@ mod tests {
         BaseUrl::parse(text).map_or_else(|e| format!("error: {e}"), |b| b.to_string())
     }
 
+    // I-SPEC-1.
     #[test]
     fn base_urls_are_normalised() {
         assert_eq!(base("http://A:8000/"), "http://a:8000");
@@ -424,6 +425,7 @@ mod tests {
         assert!(url.uri("/a b").is_err());
     }
 
+    // I-SPEC-2.
     #[test]
     fn options_are_read() {
         let spec: EngineSpec =

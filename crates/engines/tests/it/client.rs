@@ -98,6 +98,7 @@ async fn no_head_in_time_is_a_timeout_and_closes_the_connection() {
     assert_eq!(end.expect("a clean end"), 0);
 }
 
+// I-CLI-3.
 #[tokio::test]
 async fn a_dropped_answer_closes_the_connection() {
     let (tx, mut rx) = unbounded_channel();
@@ -112,6 +113,7 @@ async fn a_dropped_answer_closes_the_connection() {
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
 }
 
+// I-CLI-1.
 #[tokio::test]
 async fn an_idle_connection_that_the_engine_closed_costs_nothing() {
     let (tx, rx) = mpsc::channel();
@@ -142,6 +144,7 @@ async fn turn_the_reactor() {
     }
 }
 
+// I-CLI-1, I-CLI-2.
 #[tokio::test]
 async fn a_call_lost_on_a_reused_connection_is_reported_and_not_repeated() {
     let (tx, rx) = mpsc::channel();
@@ -163,6 +166,7 @@ async fn a_call_lost_on_a_reused_connection_is_reported_and_not_repeated() {
     assert_eq!(seen, [0, 0], "no second connection was tried");
 }
 
+// I-CLI-4.
 #[tokio::test]
 async fn redirects_come_back_as_they_are() {
     let address = engine(|mut socket, _| {
@@ -274,6 +278,7 @@ impl Resolve for Always {
     }
 }
 
+// I-DNS-4.
 #[tokio::test]
 async fn certificates_of_engines_found_by_name_are_checked_against_the_name() {
     let address = tls_engine().await;

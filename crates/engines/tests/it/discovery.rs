@@ -47,6 +47,7 @@ async fn next_up(fleet: &mut Fleet) -> u32 {
     worker.engine.0
 }
 
+// I-DNS-2.
 #[tokio::test(start_paused = true)]
 async fn the_set_follows_the_records() {
     let (net, records) = (Net::new(), Arc::new(Records::default()));
@@ -82,6 +83,7 @@ async fn the_set_follows_the_records() {
     assert_eq!(urls, ["http://10.0.0.2:8000", "http://[fd00::3]:8000", "http://10.0.0.1:8000"]);
 }
 
+// I-DNS-1, I-DNS-2.
 #[tokio::test(start_paused = true)]
 async fn one_short_answer_and_broken_name_servers_take_nothing_away() {
     let (net, records) = (Net::new(), Arc::new(Records::default()));
@@ -132,6 +134,7 @@ async fn a_name_is_followed_once_and_can_be_let_go() {
     assert_eq!(fleet.engines.list().len(), 1);
 }
 
+// I-DNS-3.
 #[tokio::test(start_paused = true)]
 async fn an_operators_removal_of_a_found_engine_lasts_while_it_is_in_the_records() {
     let (net, records) = (Net::new(), Arc::new(Records::default()));

@@ -88,6 +88,7 @@ async fn old_sglang_has_capacity_from_get_server_info() {
     assert_eq!(status.load_source, LoadSource::ServerInfo);
 }
 
+// I-SUR-1.
 #[tokio::test(start_paused = true)]
 async fn an_engine_with_nothing_but_a_model_list_is_used() {
     let net = Net::new();
@@ -112,6 +113,7 @@ async fn an_engine_without_a_model_list_takes_any_name() {
     assert_eq!((info.kind, info.models), (EngineKind::OpenAi, vec![]));
 }
 
+// I-ENG-3, I-SUR-2, I-WAT-5.
 #[tokio::test(start_paused = true)]
 async fn engines_that_say_nothing_useful_are_not_ready_and_disturb_nobody() {
     let net = Net::new();
@@ -163,6 +165,7 @@ async fn a_starting_engine_is_asked_soon_and_then_less_often() {
     assert_eq!(at, [0, 100, 300, 700, 1500, 3100, 5100, 7100], "0.1 s doubling up to 2 s");
 }
 
+// I-WAT-1, I-WAT-2.
 #[tokio::test(start_paused = true)]
 async fn two_bad_probes_are_forgiven_three_are_not() {
     let net = Net::new();
@@ -224,6 +227,7 @@ async fn slow_health_is_health_until_it_is_too_slow() {
     assert!(matches!(fleet.next().await, EngineEvent::Down { .. }));
 }
 
+// I-WAT-2.
 #[tokio::test(start_paused = true)]
 async fn trouble_with_metrics_or_models_does_not_take_an_engine_down() {
     let net = Net::new();
@@ -238,6 +242,7 @@ async fn trouble_with_metrics_or_models_does_not_take_an_engine_down() {
     }
 }
 
+// I-WAT-4.
 #[tokio::test(start_paused = true)]
 async fn data_parallel_ranks_are_workers_and_are_pinned() {
     let net = Net::new();
@@ -287,6 +292,7 @@ async fn a_loaded_adapter_appears_as_a_model() {
     assert_eq!(status.models.first().and_then(|m| m.parent.as_deref()), Some("tiny"));
 }
 
+// I-ENG-1, I-ENG-2.
 #[tokio::test(start_paused = true)]
 async fn drain_undrain_remove_and_add_again() {
     let net = Net::new();
@@ -341,6 +347,7 @@ async fn the_same_url_is_one_engine() {
     );
 }
 
+// I-ENG-4.
 #[tokio::test(start_paused = true)]
 async fn shutdown_ends_every_task_whatever_it_waits_for() {
     let net = Net::new();
@@ -360,6 +367,7 @@ async fn shutdown_ends_every_task_whatever_it_waits_for() {
     assert_eq!(script.seen("/health").len(), 0);
 }
 
+// I-WAT-3.
 #[tokio::test(start_paused = true)]
 async fn a_slow_receiver_loses_load_reports_and_nothing_else() {
     let net = Net::new();

@@ -51,6 +51,7 @@ async fn tokenize_stands_in_where_render_is_off() {
     assert!(matches!(refused, Err(RenderError::Unsupported)), "{refused:?}");
 }
 
+// I-REN-2.
 #[tokio::test(start_paused = true)]
 async fn an_engine_without_any_such_route_is_asked_once() {
     let net = Net::new();
@@ -66,6 +67,7 @@ async fn an_engine_without_any_such_route_is_asked_once() {
     assert_eq!(script.seen("/tokenize").len(), 1);
 }
 
+// I-REN-1.
 #[tokio::test(start_paused = true)]
 async fn look_ups_are_bounded_in_number_and_time() {
     let net = Net::new();
