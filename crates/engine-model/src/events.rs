@@ -1,8 +1,6 @@
 //! Cache changes in the form and grouping in which engines publish them.
 
-use std::sync::Arc;
-
-use tandem_types::{BlockRemoved, BlockStored, KvEvent, Tier};
+use tandem_types::{BlockRemoved, BlockStored, KvEvent};
 
 use crate::config::Flavor;
 use crate::seq::Seq;
@@ -15,7 +13,7 @@ pub(crate) fn removed(events: &mut Vec<KvEvent>, flavor: Flavor, key: u64) {
         last.block_hashes.push(key);
         return;
     }
-    events.push(KvEvent::Removed(BlockRemoved { block_hashes: vec![key], tier: Tier::Device }));
+    events.push(KvEvent::Removed(BlockRemoved { block_hashes: vec![key], ..BlockRemoved::default() }));
 }
 
 /// Notes that blocks `from .. to` of a request became findable.
@@ -37,27 +35,10 @@ pub(crate) fn stored(
         tokens: seq.tokens(from * block_size as usize, blocks * block_size as usize),
         block_hashes,
         block_size,
-        tier: Tier::Device,
         lora: seq.namespace.lora.clone(),
-        extra_keys: extra_keys(seq, flavor, from, blocks),
+        // SGLang says the salt with every store, vLLM with a prompt's first block only.
+        salt: seq.namespace.salt.clone().filter(|_| from == 0 || flavor == Flavor::Sglang),
         session: seq.session.clone(),
+        ..BlockStored::default()
     }));
-}
-
-/// vLLM mixes the adapter into every block and the salt into the first; SGLang's salt goes with each event.
-fn extra_keys(seq: &Seq, flavor: Flavor, from: usize, blocks: usize) -> Vec<Option<Vec<String>>> {
-    let owned = |text: &Arc<str>| text.as_ref().to_owned();
-    let lora = seq.namespace.lora.iter().map(owned).collect::<Vec<_>>();
-    let salt = seq.namespace.salt.iter().map(owned).collect::<Vec<_>>();
-    if lora.is_empty() && salt.is_empty() {
-        return Vec::new();
-    }
-    (from..from + blocks)
-        .map(|i| {
-            let salted = i == 0 || flavor == Flavor::Sglang;
-            let keys: Vec<String> =
-                lora.iter().chain(if salted { salt.as_slice() } else { &[] }).cloned().collect();
-            (!keys.is_empty()).then_some(keys)
-        })
-        .collect()
 }

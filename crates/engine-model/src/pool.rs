@@ -10,12 +10,13 @@
 //!     block's last user held a copy of each ancestor and freed those later.) For the same reason "held by
 //!     somebody" is closed under parents. Both make prefix lookup a binary search.
 //!   - I-POOL-4 a key may have several physical copies; lookups take a held copy if there is one, else the
-//!     oldest. An eviction removes one copy.
+//!     oldest. An eviction removes one copy. Nothing walks the copies of a key: one prompt sent over and over
+//!     fills the pool with copies of its last block.
 //! - Deliberately absent: lower tiers, whole-branch eviction (SGLang drops a whole leaf of its radix tree at
 //!   once, here it is dropped page by page from its end), recency updates by lookups that admit nothing.
 //! - Source: vLLM's `BlockPool` and free queue. vLLM takes the oldest copy even if another is held.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::chain::Chain;
@@ -36,21 +37,43 @@ struct Block {
     /// Neighbours in the free queue, valid while `refs == 0`.
     prev: BlockIx,
     next: BlockIx,
-    /// The next younger copy of the same key.
-    copy: BlockIx,
+    /// Valid while `copied`: its age among the copies of its key, oldest first.
+    age: u32,
     /// A guess at the block that continues this one: where a lookup went last time. It spares a visit to
     /// the index, whose entries lie all over the memory.
     child: BlockIx,
     cached: bool,
-    /// Whether the key has, or had, other copies.
+    /// Whether the key has, or had, other copies: these are then in `Pool::copies`.
     copied: bool,
+}
+
+/// The copies of one key, by age.
+#[derive(Debug, Clone, Default)]
+struct Copies {
+    held: BTreeSet<(u32, BlockIx)>,
+    free: BTreeSet<(u32, BlockIx)>,
+    /// Age of the next one.
+    next: u32,
+}
+
+impl Copies {
+    fn of(&mut self, held: bool) -> &mut BTreeSet<(u32, BlockIx)> {
+        if held { &mut self.held } else { &mut self.free }
+    }
+
+    /// The one that a lookup takes.
+    fn first(&self) -> Option<BlockIx> {
+        self.held.first().or_else(|| self.free.first()).map(|copy| copy.1)
+    }
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
     blocks: Vec<Block>,
-    /// Key to its oldest copy.
+    /// Key to its block, or to any of its copies.
     index: HashMap<u64, BlockIx, BuildHasherDefault<KeyHasher>>,
+    /// Copies of the keys that have, or had, more than one.
+    copies: HashMap<u64, Copies, BuildHasherDefault<KeyHasher>>,
     first_free: BlockIx,
     last_free: BlockIx,
     free: u32,
@@ -68,7 +91,7 @@ impl Pool {
             refs: 0,
             prev: NONE,
             next: NONE,
-            copy: NONE,
+            age: 0,
             child: NONE,
             cached: false,
             copied: false,
@@ -76,6 +99,7 @@ impl Pool {
         let mut pool = Self {
             blocks: vec![block; total as usize],
             index: HashMap::default(),
+            copies: HashMap::default(),
             first_free: NONE,
             last_free: NONE,
             free: 0,
@@ -158,6 +182,7 @@ impl Pool {
         }
         if entry.cached {
             self.cached_free += 1;
+            self.move_copy(block, false);
             self.enqueue_last(block);
         } else if self.uncached_first {
             self.enqueue_first(block);
@@ -172,17 +197,13 @@ impl Pool {
         entry.key = key;
         entry.cached = true;
         entry.copied = false;
-        entry.copy = NONE;
-        let mut last = *self.index.entry(key).or_insert(block);
-        if last == block {
-            return;
+        let other = *self.index.entry(key).or_insert(block);
+        if other != block {
+            if !self.block(other).copied {
+                self.add_copy(other, key);
+            }
+            self.add_copy(block, key);
         }
-        self.block_mut(block).copied = true;
-        self.block_mut(last).copied = true;
-        while self.block(last).copy != NONE {
-            last = self.block(last).copy;
-        }
-        self.block_mut(last).copy = block;
     }
 
     /// Exchanges a held block that has no key for a cached copy of the same content, if there is one.
@@ -199,24 +220,19 @@ impl Pool {
             return false;
         }
         self.index.clear();
+        self.copies.clear();
         self.cached_free = 0;
         for block in &mut self.blocks {
             block.cached = false;
-            block.copy = NONE;
+            block.copied = false;
         }
         true
     }
 
     fn find(&self, key: Option<u64>) -> Option<BlockIx> {
-        let oldest = *self.index.get(&key?)?;
-        let mut block = oldest;
-        while block != NONE {
-            if self.block(block).refs > 0 {
-                return Some(block);
-            }
-            block = self.block(block).copy;
-        }
-        Some(oldest)
+        let key = key?;
+        let block = *self.index.get(&key)?;
+        if self.block(block).copied { self.copies.get(&key)?.first() } else { Some(block) }
     }
 
     /// As [`find`](Self::find), for the block after `parent`.
@@ -241,6 +257,7 @@ impl Pool {
             self.dequeue(block);
             if self.block(block).cached {
                 self.cached_free -= 1;
+                self.move_copy(block, true);
             }
         }
         self.block_mut(block).refs += 1;
@@ -248,26 +265,47 @@ impl Pool {
 
     /// Takes the key from a cached block that has just left the free queue.
     fn forget(&mut self, block: BlockIx) -> u64 {
-        let Block { key, copy: younger, .. } = *self.block(block);
-        let oldest = self.index.get(&key).copied().unwrap_or(NONE);
-        if oldest != block {
-            let mut before = oldest;
-            while before != NONE && self.block(before).copy != block {
-                before = self.block(before).copy;
-            }
-            if before != NONE {
-                self.block_mut(before).copy = younger;
-            }
-        } else if younger == NONE {
-            self.index.remove(&key);
-        } else {
-            self.index.insert(key, younger);
-        }
+        let Block { key, age, copied, .. } = *self.block(block);
+        let other = if copied { self.remove_copy(key, age, block) } else { None };
+        match other {
+            Some(other) => self.index.insert(key, other),
+            None => self.index.remove(&key),
+        };
         self.cached_free -= 1;
         let entry = self.block_mut(block);
         entry.cached = false;
-        entry.copy = NONE;
+        entry.copied = false;
         key
+    }
+
+    fn add_copy(&mut self, block: BlockIx, key: u64) {
+        let held = self.block(block).refs > 0;
+        let copies = self.copies.entry(key).or_default();
+        let age = copies.next;
+        copies.next = age.wrapping_add(1);
+        copies.of(held).insert((age, block));
+        let entry = self.block_mut(block);
+        (entry.age, entry.copied) = (age, true);
+    }
+
+    /// Notes that a cached block came to be held, or free.
+    fn move_copy(&mut self, block: BlockIx, held: bool) {
+        let Block { key, age, copied, .. } = *self.block(block);
+        if copied && let Some(copies) = self.copies.get_mut(&key) {
+            copies.of(!held).remove(&(age, block));
+            copies.of(held).insert((age, block));
+        }
+    }
+
+    /// Takes a free copy away; gives another one, if there is one.
+    fn remove_copy(&mut self, key: u64, age: u32, block: BlockIx) -> Option<BlockIx> {
+        let copies = self.copies.get_mut(&key)?;
+        copies.free.remove(&(age, block));
+        let other = copies.first();
+        if other.is_none() {
+            self.copies.remove(&key);
+        }
+        other
     }
 
     fn enqueue_last(&mut self, block: BlockIx) {
@@ -377,7 +415,11 @@ mod tests {
     /// Copies of a key and of these the held ones, by looking at every block.
     fn copies(pool: &Pool, key: u64) -> (usize, usize) {
         let cached = pool.blocks.iter().filter(|b| b.cached && b.key == key);
-        (cached.clone().count(), cached.filter(|b| b.refs > 0).count())
+        let count = (cached.clone().count(), cached.filter(|b| b.refs > 0).count());
+        if let Some(copies) = pool.copies.get(&key) {
+            assert_eq!((copies.held.len() + copies.free.len(), copies.held.len()), count);
+        }
+        count
     }
 
     fn check(pool: &Pool, users: &[User]) {

@@ -4,7 +4,7 @@
 //! - Rules: a pass either prefills or decodes. It prefills whenever a prompt is under way or the head of the
 //!   queue can be admitted, within the token budget; the last prompt may be cut at a page boundary and then
 //!   goes on in the next pass. Admission reserves pages for the answers of the batch: what their clients
-//!   allow (at most 4,096 tokens each) times a ratio that sinks while decoding goes well. When decoding
+//!   still allow (at most 4,096 tokens each) times a ratio that sinks while decoding goes well. When decoding
 //!   lacks pages all the same, requests are retracted, those with the fewest generated tokens first, and the
 //!   ratio is raised to what the batch has shown. Prompt pages become findable at the end of the pass,
 //!   generated ones when the request ends; a page of which there is a cached copy is exchanged for that.
@@ -113,7 +113,7 @@ impl EngineModel {
     /// Tokens that the client may still ask of a request, as far as admission reserves for them.
     fn growth(&self, slot: Slot) -> u32 {
         let seq = &self.seqs[slot as usize];
-        seq.max_new.min(CLIP_NEW_TOKENS).saturating_sub(seq.generated)
+        seq.max_new.saturating_sub(seq.generated).min(CLIP_NEW_TOKENS)
     }
 
     fn schedule_decode(&mut self, pass: &mut Pass) {

@@ -105,6 +105,20 @@ fn the_reserve_for_answers_sinks_while_decoding_goes_well() {
 }
 
 #[test]
+fn the_reserve_is_cut_after_what_was_generated_is_taken_off() {
+    // The client allows 8,096 tokens; 100 are there, so 7,996 are open, of which 4,096 count. At a ratio of
+    // about 0.6 these are 615 pages. (Cut first, 3,996 would be open: 600 pages.)
+    let mut engine = engine(27 + 610, 200);
+    let long = Request { max_output_tokens: 8_096, ..request(1, tokens(0, 8), 300) };
+    engine.submit(long).expect("accepted");
+    (0..101).for_each(|_| drop(pass(&mut engine)));
+    assert_eq!(engine.load().used_blocks, 27);
+    // Three pages for the second, of 610 free ones.
+    engine.submit(request(2, tokens(1_000, 8), 4)).expect("accepted");
+    assert_eq!(pass(&mut engine).admitted, []);
+}
+
+#[test]
 fn retraction_takes_the_one_with_the_fewest_generated_tokens() {
     // The clients get all they allow, but the ratio reserves only 0.7 of it.
     let mut engine = engine(23, 100);
