@@ -18,6 +18,7 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
     ("identity", true, &["types"]),
     ("dialect", true, &["types"]),
     ("kvwire", true, &["types"]),
+    ("kvindex", true, &["types"]),
     ("routing", true, &["types"]),
     ("trace", true, &["types"]),
     ("engine-model", true, &["types"]),

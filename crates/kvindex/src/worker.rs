@@ -1,0 +1,1 @@
+//! The worker index: what each worker holds, tier by tier.
