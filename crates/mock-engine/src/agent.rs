@@ -291,6 +291,7 @@ mod tests {
             .collect()
     }
 
+    /// I-AGT-1.
     #[test]
     fn a_task_takes_its_shell_turns_and_ends_and_the_next_task_begins_anew() {
         let shell = json!({"properties": {"command": {"type": "string"}, "description": {"type": "string"}},
@@ -342,6 +343,7 @@ mod tests {
         assert_eq!(names(&reply(&script, &c)), ["text"]);
     }
 
+    /// I-AGT-2.
     #[test]
     fn required_arguments_of_any_kind_are_filled() {
         let schema = json!({"properties": {

@@ -347,6 +347,7 @@ mod tests {
         seen
     }
 
+    /// I-ANS-1, I-ANS-2.
     #[test]
     fn texts_and_calls_are_planned_whole() {
         let answer = plan(&Sampling::default()).answer(Some(&[text("Looking – now."), shell()]));
@@ -399,6 +400,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
+        /// I-ANS-1, I-ANS-3.
         #[test]
         fn deltas_are_the_visible_text(
             texts in prop::collection::vec("\\PC{0,40}", 1..4),

@@ -272,6 +272,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
+        /// I-TPL-1, I-TPL-2.
         #[test]
         fn the_next_prompt_extends_prompt_and_answer(
             turns in prop::collection::vec(turn(), 0..6),

@@ -3,10 +3,11 @@
 //! - Purpose: drive the pure model (one per rank) by the clock, tell requests of their tokens, and publish
 //!   cache events.
 //! - Inputs: submissions, aborts, resets; outputs: progress per request, counters, event batches.
-//! - Invariants: I-DRV-1 the model is touched by this task alone; I-DRV-2 a request whose [`Ticket`] is
-//!   dropped before its end is aborted in the model; I-DRV-3 the content of a pass is delivered at its end,
-//!   never earlier, except when there is no waiting at all; I-DRV-4 a slow reader holds up nobody: progress
-//!   is a number that is overwritten, not a queue.
+//! - Invariants:
+//!   - I-DRV-1 a request whose [`Ticket`] is dropped before its end is aborted in the model;
+//!   - I-DRV-2 the content of a pass is delivered at its end, never earlier, except when there is no waiting
+//!     at all;
+//!   - I-DRV-3 a slow reader holds up nobody: progress is a number that is overwritten, not a queue.
 //! - Deliberately absent: HTTP, texts.
 
 use std::collections::BTreeMap;
@@ -138,6 +139,7 @@ pub(crate) struct Shared {
 #[derive(Debug, Clone)]
 pub(crate) struct Driver {
     commands: mpsc::Sender<Command>,
+    /// Unbounded so that dropping a ticket never waits; there is one message for each ticket.
     aborts: mpsc::UnboundedSender<RequestKey>,
     keys: Arc<AtomicU64>,
     pub(crate) shared: Arc<Shared>,

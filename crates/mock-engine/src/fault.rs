@@ -170,6 +170,7 @@ mod tests {
         }
     }
 
+    /// I-FLT-1.
     #[test]
     fn rules_skip_fire_and_run_out() {
         let mut rule = FaultRule::next(Fault::Close, 2);

@@ -126,6 +126,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
+        /// I-TOK-1, I-TOK-3.
         #[test]
         fn decoding_undoes_encoding(text in "\\PC{0,200}|[ -~\\n\\t\\x00]{0,200}") {
             let ids = tokens(&text);
@@ -134,6 +135,7 @@ mod tests {
             prop_assert_eq!(decode(&ids), text);
         }
 
+        /// I-TOK-2.
         #[test]
         fn appending_changes_the_last_id_only(a in "\\PC{0,60}", b in "\\PC{0,60}") {
             let short = tokens(&a);

@@ -113,11 +113,13 @@ fn check(jsonl: &str, layout: Option<Layout>) -> usize {
     events
 }
 
+/// I-KVW-3.
 #[test]
 fn vllm_0_32() {
     assert_eq!(check(include_str!("../fixtures/vllm-0.32.0.jsonl"), Some(Layout::Vllm)), 32);
 }
 
+/// I-KVW-3, I-KVW-4.
 #[test]
 fn sglang_0_5_23() {
     assert_eq!(check(include_str!("../fixtures/sglang-0.5.23.jsonl"), Some(Layout::Sglang)), 10);

@@ -70,6 +70,7 @@ fn oldest_form_has_two_elements_an_integer_time_and_no_medium() {
     assert_eq!(d.batch.events, [KvEvent::Stored(stored(u64::MAX, None, vec![1, 2, 3, 4]))]);
 }
 
+/// I-KVW-4.
 #[test]
 fn a_digest_is_its_last_eight_bytes() {
     let digest = "7b255da405e1d722823892e4fef187b4d8ac78215d7f0dd2137bb037547f4caf";
@@ -81,6 +82,7 @@ fn a_digest_is_its_last_eight_bytes() {
     assert_eq!(d.batch.events, [KvEvent::Stored(expected)]);
 }
 
+/// I-KVW-2.
 #[test]
 fn an_unknown_type_and_unknown_fields_cost_nothing_else() {
     // A type of tomorrow, a map event with fields of tomorrow, an array event with the fields of 0.22.
@@ -130,6 +132,7 @@ fn salts_of_both_engines_end_up_in_the_first_block() {
     }
 }
 
+/// I-KVW-2.
 #[test]
 fn events_of_no_use_are_counted() {
     let base = |tokens: &str, size: u8, kind: &str, medium: &str| {
@@ -167,6 +170,7 @@ fn events_of_no_use_are_counted() {
     assert_eq!(d.skipped.total(), 6);
 }
 
+/// I-KVW-1.
 #[test]
 fn what_is_no_batch_is_an_error() {
     assert_eq!(decode(b""), Err(DecodeError::Truncated(0)));

@@ -75,6 +75,7 @@ fn either() -> impl Strategy<Value = (Layout, KvBatch)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// I-KVW-3.
     #[test]
     fn what_is_encoded_decodes_to_the_same((layout, batch) in either()) {
         let decoded = decode(&encode(&batch, layout)).expect("own bytes");
@@ -98,6 +99,7 @@ proptest! {
         let _ = decode(&bytes);
     }
 
+    /// I-KVW-1.
     #[test]
     fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..512)) {
         let _ = decode(&bytes);

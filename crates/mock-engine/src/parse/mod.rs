@@ -354,3 +354,120 @@ fn check_auto_choice(asked: &Asked, context: Context<'_>) -> Result<(), ApiError
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    /// JSON made of the words that the readers look for.
+    fn json() -> impl Strategy<Value = Value> {
+        let word = prop::sample::select(vec![
+            "model",
+            "messages",
+            "input",
+            "prompt",
+            "role",
+            "user",
+            "assistant",
+            "tool",
+            "content",
+            "text",
+            "type",
+            "tool_use",
+            "tool_result",
+            "tool_calls",
+            "function",
+            "name",
+            "arguments",
+            "tools",
+            "namespace",
+            "system",
+            "input_schema",
+            "parameters",
+            "tool_choice",
+            "auto",
+            "required",
+            "any",
+            "n",
+            "max_tokens",
+            "stop",
+            "stream",
+            "max_output_tokens",
+            "stream_options",
+            "include_usage",
+            "session_id",
+            "cache_salt",
+            "priority",
+            "seed",
+            "kv_hints",
+            "actions",
+            "sampling_params",
+            "input_ids",
+            "function_call",
+            "function_call_output",
+            "output",
+            "call_id",
+            "message",
+            "image",
+            "thinking",
+            "id",
+            "input_text",
+            "instructions",
+            "vllm_xargs",
+            "rid",
+        ]);
+        let leaf = prop_oneof![
+            word.clone().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            (-3_i64..3).prop_map(Value::from),
+            any::<bool>().prop_map(Value::from),
+            Just(Value::Null),
+            Just(json!("é")),
+        ];
+        leaf.prop_recursive(5, 48, 6, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+                prop::collection::hash_map(word.clone(), inner, 0..7)
+                    .prop_map(|map| Value::Object(map.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())),
+            ]
+        })
+    }
+
+    /// A body that gets past the first checks, with something odd in it.
+    fn body() -> impl Strategy<Value = Map<String, Value>> {
+        (json(), prop::collection::vec((0_usize..8, json()), 0..4)).prop_map(|(odd, fields)| {
+            let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "input": "hi", "prompt": "hi",
+                "text": "hi", "max_tokens": 5});
+            let keys = ["messages", "input", "prompt", "text", "tools", "tool_choice", "sampling_params", "system"];
+            for (key, value) in fields {
+                body[keys[key]] = value;
+            }
+            if let (Value::Object(body), Value::Object(odd)) = (&mut body, odd) {
+                body.extend(odd);
+            }
+            body.as_object().cloned().unwrap_or_default()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        /// I-PRS-1.
+        #[test]
+        fn no_body_panics(body in body(), sglang in any::<bool>()) {
+            let kind = if sglang { MockKind::Sglang } else { MockKind::Vllm };
+            let config = MockConfig { kind, ..MockConfig::default() };
+            let headers = HeaderMap::new();
+            let context = Context { config: &config, headers: &headers };
+            for api in [Api::Chat, Api::Completions, Api::Responses, Api::Messages, Api::Generate] {
+                if let Ok(asked) = parse(api, Body(&body), context) {
+                    prop_assert!(!asked.prompts.is_empty());
+                    prop_assert!(asked.prompts.iter().all(|prompt| !prompt.tokens.is_empty()));
+                }
+            }
+        }
+    }
+}

@@ -34,6 +34,7 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
     waited.await.unwrap_or_else(|_| panic!("{what}"));
 }
 
+/// I-ANS-4: the same request has the same answer.
 #[tokio::test]
 async fn limits_stops_and_choices() {
     let text = vec![ReplyItem::Text("one two three four".to_owned())];
@@ -134,6 +135,7 @@ async fn usage_comes_when_asked_for_and_ids_with_it() {
     assert_eq!(whole["usage"]["prompt_tokens_details"], Value::Null);
 }
 
+/// I-MCK-1.
 #[tokio::test]
 async fn request_ids_are_taken_over_and_echoed_when_the_flag_is_set() {
     let flags = EngineFlags { request_id_headers: true, ..EngineFlags::default() };
@@ -155,6 +157,7 @@ async fn request_ids_are_taken_over_and_echoed_when_the_flag_is_set() {
     assert_ne!(a["id"], b["id"]);
 }
 
+/// I-HTP-1.
 #[tokio::test]
 async fn requests_are_recorded_as_they_came() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -184,6 +187,7 @@ fn slow() -> MockConfig {
     MockConfig { speed: Speed::Times(0.05), ..MockConfig::default() }
 }
 
+/// I-DRV-1, I-MCK-3.
 #[tokio::test]
 async fn a_client_that_goes_away_ends_its_sequences() {
     let (engine, client) = start(slow()).await;
@@ -222,6 +226,7 @@ async fn load_is_told_while_requests_run_and_a_request_can_be_aborted_by_id() {
     assert_eq!(other.get("/health_generate").await.status, 200);
 }
 
+/// I-DRV-2.
 #[tokio::test]
 async fn answers_take_the_modelled_time() {
     let (_engine, client) = start(MockConfig { speed: Speed::Times(1.0), ..MockConfig::default() }).await;

@@ -77,6 +77,7 @@ fn script() -> Script {
     Script::default().rule(When::default(), vec![ReplyItem::Words(40), call])
 }
 
+/// I-TPL-3, I-MCK-2.
 #[tokio::test]
 async fn each_turn_finds_what_the_turn_before_left() {
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}});

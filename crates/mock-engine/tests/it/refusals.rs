@@ -46,6 +46,7 @@ async fn vllm_refuses_in_the_captured_words() {
     assert_eq!(engine.stats().prompt_tokens, 0);
 }
 
+/// I-PRS-2.
 #[tokio::test]
 async fn wrong_bodies_get_a_400_in_the_form_of_their_api() {
     let m = json!([{"role": "user", "content": "hi"}]);
@@ -180,4 +181,18 @@ async fn sglang_has_words_of_its_own() {
     let bad = client.post("/generate", &hints(json!({"action_id": "a"}))).await;
     let message = "Malformed kv_hints envelope: Object missing required field `action_type`";
     assert_eq!((bad.status.as_u16(), bad.json()), (400, json!({"error": {"message": message}})));
+}
+
+/// I-HTP-2, I-MCK-4.
+#[tokio::test]
+async fn bodies_beyond_the_bound_are_refused() {
+    let engine = tiny(MockKind::Vllm).await;
+    let client = Client::new(&engine);
+    let sent = client.send(Method::POST, "/v1/completions", &[], vec![b' '; (64 << 20) + 1]).await;
+    // The refusal may come while the body is still being written, which some clients take for an error.
+    if let Ok(response) = sent {
+        assert_eq!(response.status(), 413);
+    }
+    assert_eq!(engine.records().len(), 0);
+    assert_eq!(client.get("/health").await.status, 200);
 }

@@ -20,6 +20,7 @@ async fn says(client: &Client, body: &Value) -> String {
     reply["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
 }
 
+/// I-SCR-1.
 #[tokio::test]
 async fn the_first_rule_that_holds_answers() {
     let toml = r#"
@@ -96,6 +97,7 @@ fn two_calls() -> Script {
     Script::default().rule(When::default(), vec![ReplyItem::Text("Now – this.".to_owned()), call(1), call(2)])
 }
 
+/// I-OUT-1, I-OUT-2.
 #[tokio::test]
 async fn streams_joined_are_the_whole_answer_in_every_api() {
     let (_engine, client) = start(two_calls()).await;
@@ -152,6 +154,7 @@ async fn streams_joined_are_the_whole_answer_in_every_api() {
     assert_eq!(last["response"]["output"].as_array().map(Vec::len), Some(3));
 }
 
+/// I-SCR-2.
 #[tokio::test]
 async fn tool_choice_is_obeyed_whatever_the_script_says() {
     let (_engine, client) = start(two_calls()).await;
