@@ -192,16 +192,19 @@ impl Planner<'_> {
         let mut blocks = Vec::new();
         Cursor::new(self.body, at).elements(|node, range| {
             blocks.push((node, range));
-            blocks.len() < BLOCKS_MAX
+            blocks.len() <= BLOCKS_MAX
         })?;
         let count = blocks.len();
+        blocks.truncate(BLOCKS_MAX);
         let mut at_head = true;
+        // End of the last block of the head that stays.
+        let mut kept = None;
         for (index, (node, range)) in blocks.into_iter().enumerate() {
-            let text = match node {
-                Node::Object(block) => self.member(block.start, "text"),
-                Node::Text(_) | Node::Array(_) | Node::Other => None,
+            let Node::Object(block) = node else {
+                at_head = false;
+                continue;
             };
-            let Some(Node::Text(text)) = text else {
+            let Some(Node::Text(text)) = self.member(block.start, "text") else {
                 at_head = false;
                 continue;
             };
@@ -210,12 +213,23 @@ impl Planner<'_> {
                 at_head = head.whole;
                 let goes =
                     head.whole && head.pieces.iter().all(|p| self.handling(p.kind) == Handling::Remove);
-                if goes && (index + 1 < count || may_be_empty) {
+                let last = index + 1 == count;
+                if goes && (!last || may_be_empty || kept.is_some()) {
                     // An emptied block is an error to some servers, and a line break to others.
+                    let range = match kept.filter(|_| last) {
+                        None => range,
+                        // The last one has no comma of its own: with all that goes since the last that stays,
+                        // it takes the comma behind that.
+                        Some(kept) => {
+                            self.plan.edits.retain(|edit| edit.range.start < kept);
+                            kept..range.end
+                        }
+                    };
                     self.plan.edits.push(BodyEdit { range, with: Vec::new() });
                     self.report(&head.pieces);
                     continue;
                 }
+                kept = Some(block.end);
                 self.take(head.pieces);
             }
             if self.dates {

@@ -205,6 +205,31 @@ fn kept_lines_are_counted_only() {
     assert_eq!(plan.found, [found]);
 }
 
+/// I-HYG-2: the last block goes with the comma before it when blocks before it stay.
+#[test]
+fn a_last_block_goes_while_those_before_it_stay() {
+    let budget = "<budget:token_budget>200000</budget:token_budget>";
+    let config = HygieneConfig { billing_line: Handling::Keep, ..HygieneConfig::default() };
+    for (before, after) in [
+        (json!([text(LINE), text(budget)]), json!([text(LINE)])),
+        (json!([text(LINE), text(budget), text(budget)]), json!([text(LINE)])),
+        (json!([text(budget), text(LINE), text(budget)]), json!([text(LINE)])),
+        (json!([text(budget), text(LINE), text(budget), text("x")]), json!([text(LINE), text("x")])),
+        // Only the first 64 blocks are looked at, and the 64th is not the last.
+        (json!([vec![text(LINE)], vec![text(budget); 64]].concat()), json!([text(LINE), text(budget)])),
+    ] {
+        for pretty in [false, true] {
+            let body = written(&messages(&before), pretty, false);
+            let (out, _) = cleaned(Dialect::Messages, Harness::Unknown, &body, &config);
+            assert_eq!(serde_json::from_str::<Value>(&out).expect(&out), messages(&after));
+            let chat = |blocks: &Value| json!({"messages": [{"role": "system", "content": blocks}]});
+            let body = written(&chat(&before), pretty, false);
+            let (out, _) = cleaned(Dialect::Chat, Harness::Unknown, &body, &config);
+            assert_eq!(serde_json::from_str::<Value>(&out).expect(&out), chat(&after));
+        }
+    }
+}
+
 #[test]
 fn token_budget_markers() {
     let budget = "<budget:token_budget>187655</budget:token_budget>";
