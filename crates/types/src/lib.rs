@@ -22,7 +22,7 @@ pub use ids::{
     AgentId, EngineId, GroupId, IdError, ProgramKey, RequestId, RetryKey, SessionId, TenantId, TurnId,
     WorkerId,
 };
-pub use kv::{BlockRemoved, BlockStored, KvBatch, KvEvent, Tier};
+pub use kv::{BlockHash, BlockRemoved, BlockStored, ExtraKey, GroupKind, KvBatch, KvEvent, Tier};
 pub use time::Time;
 pub use turn::{BodyEdit, BodyIds, Dialect, FinishReason, PromptShape, ToolCall, TurnFacts, Usage};
 pub use worker::{EngineKind, LoadReport, WorkerInfo};

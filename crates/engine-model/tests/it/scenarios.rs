@@ -467,13 +467,13 @@ fn events_describe_the_blocks() {
         })
         .collect();
     let [prompt, generated, more] = stored[..] else { panic!("{stored:?}") };
-    let key = |texts: &[&str]| Some(texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>());
     assert_eq!((prompt.parent, prompt.tokens.clone()), (None, (0..8).collect()));
-    assert_eq!(prompt.extra_keys, [key(&["adapter", "s"]), key(&["adapter"])]);
+    assert_eq!((prompt.lora.as_deref(), prompt.salt.as_deref()), (Some("adapter"), Some("s")));
     // The block of two prompt tokens and two generated ones continues the prompt's last block.
     assert_eq!(generated.parent, Some(prompt.block_hashes[1]));
     assert_eq!((generated.tokens.clone(), generated.block_size), (vec![8, 9, 91, 92], 4));
     assert_eq!((generated.lora.as_deref(), generated.session.as_deref()), (Some("adapter"), Some("ses")));
+    assert_eq!(generated.salt, None, "only a prompt's first block is salted");
     assert_eq!((more.parent, more.tokens.clone()), (Some(generated.block_hashes[0]), vec![93, 94, 95, 96]));
     // The first generated one was stored by the pass that computed its last token, the third.
     assert!(passes[1].events.is_empty());

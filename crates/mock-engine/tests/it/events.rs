@@ -89,6 +89,7 @@ async fn until_heard(client: &Client, path: &str, socket: &mut SubSocket) -> (Ve
     panic!("no event was heard");
 }
 
+/// I-PUB-1, I-PUB-2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_are_published_with_tokens_session_and_salt_and_replayed_alike() {
     let kv = KvEventsConfig { topic: "kv@w0".to_owned(), ..KvEventsConfig::default() };
@@ -128,10 +129,16 @@ async fn events_are_published_with_tokens_session_and_salt_and_replayed_alike() 
     for event in &mine {
         assert_eq!((event.parent, event.block_size), (parent, 16));
         parent = event.block_hashes.last().copied();
-        let salted = event.extra_keys.first().and_then(Option::as_ref).is_some();
-        assert_eq!(salted, event.parent.is_none());
+        let salt = event.parent.is_none().then_some("tenant-a");
+        assert_eq!(event.salt.as_deref(), salt);
     }
-    assert_eq!(mine[0].extra_keys[0], Some(vec!["tenant-a".to_owned()]));
+
+    // The header names the session where the body has no field for it.
+    let body =
+        json!({"messages": [{"role": "user", "content": "another one. ".repeat(12)}], "max_tokens": 2});
+    client.post_with("/v1/messages", &[("X-Session-ID", "s-2")], &body).await;
+    let sessions = stored(&replay(engine.replay_endpoint().expect("replay"), 0).await);
+    assert!(sessions.iter().any(|e| e.session.as_deref() == Some("s-2") && e.extra_keys.is_empty()));
 
     let replayed = replay(engine.replay_endpoint().expect("replay"), 0).await;
     assert_eq!(replayed.first_key_value().map(|(seq, _)| *seq), Some(0));
@@ -174,4 +181,30 @@ async fn evictions_are_announced_and_sglang_says_at_once_that_it_is_empty() {
     assert!(removed > 0);
     assert!(most <= 1024 / 16, "{most} blocks in a pool of 64");
     assert_eq!(resident.len(), 0);
+}
+
+/// I-DRV-3, I-PUB-3: neither a client that does not read its stream nor a subscriber that does not read its
+/// events holds up anybody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_read_holds_up_nobody() {
+    use tokio::io::AsyncWriteExt;
+
+    let engine = MockEngine::start(MockConfig::default()).await.expect("started");
+    let client = Client::new(&engine);
+    let mut deaf = subscribe(engine.events_endpoint().expect("events")).await;
+    until_heard(&client, "/v1/completions", &mut deaf).await;
+    let body = json!({"prompt": "x", "max_tokens": 20_000, "ignore_eos": true, "stream": true}).to_string();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut idle = tokio::net::TcpStream::connect(engine.addr()).await.expect("connected");
+    idle.write_all((head + &body).as_bytes()).await.expect("sent");
+    let finished = engine.stats().finished;
+    for i in 0..20 {
+        let body = json!({"prompt": format!("{i} {}", "other words ".repeat(20)), "max_tokens": 32, "ignore_eos": true});
+        assert_eq!(client.post("/v1/completions", &body).await.status, 200);
+    }
+    assert!(engine.stats().finished >= finished + 20);
 }
