@@ -153,19 +153,20 @@ impl<R: BufRead> TraceReader<R> {
                 self.report.lost.add(lost);
                 Ok(None)
             }
-            rows::Read::UnknownType(name) => {
+            rows::Read::UnknownType { name, lost } => {
+                self.report.lost.add(lost);
                 self.report.skipped.count_unknown(&name);
                 Ok(None)
             }
             rows::Read::Problem(problem) => self.found(place, problem).map(|()| None),
             rows::Read::Row { row, lost, repairs, request_id } => {
-                self.report.lost.add(lost);
                 for repair in repairs {
                     self.found(place.clone(), repair)?;
                 }
                 if let Some(id) = request_id.filter(|id| self.seen(id)) {
                     return self.found(place, Problem::RepeatedId(id)).map(|()| None);
                 }
+                self.report.lost.add(lost);
                 self.report.count(&row);
                 Ok(Some(row))
             }

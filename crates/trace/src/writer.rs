@@ -159,14 +159,15 @@ impl EncodedRow {
         line.extend_from_slice(b"}\n");
     }
 
+    /// The loss goes before everything else, where readers see it that do not hold long rows.
     fn append_to(&self, loss: Loss, line: &mut Vec<u8>) {
         let loss = (loss.total() > 0).then(|| serde_json::to_vec(&loss).ok()).flatten();
-        match (loss, self.json.split_last()) {
-            (Some(loss), Some((b'}', body))) => {
-                line.extend_from_slice(body);
-                line.extend_from_slice(b",\"tandem_loss\":");
+        match (loss, self.json.split_first()) {
+            (Some(loss), Some((b'{', body))) => {
+                line.extend_from_slice(b"{\"tandem_loss\":");
                 line.extend_from_slice(&loss);
-                line.push(b'}');
+                line.push(b',');
+                line.extend_from_slice(body);
             }
             _ => line.extend_from_slice(&self.json),
         }

@@ -25,7 +25,7 @@ const PAYLOAD: &str = "request_payload";
 pub(super) enum Read {
     Blank,
     Payload { lost: Loss },
-    UnknownType(String),
+    UnknownType { name: String, lost: Loss },
     Problem(Problem),
     Row { row: TraceRow, lost: Loss, repairs: Vec<Problem>, request_id: Option<String> },
 }
@@ -62,9 +62,10 @@ fn stepped_over(line: &Line) -> Read {
     if line.unended {
         return Read::Problem(Problem::CutLine);
     }
-    match peek_type(&line.bytes) {
-        Some(name) if name != PAYLOAD => Read::UnknownType(name),
-        _ => Read::Payload { lost: Loss::default() },
+    let Peeked { event_type, lost } = peek(&line.bytes);
+    match event_type {
+        Some(name) if name != PAYLOAD => Read::UnknownType { name, lost },
+        _ => Read::Payload { lost },
     }
 }
 
@@ -89,7 +90,7 @@ fn read_whole(bytes: &[u8], payloads: bool) -> Result<Read, Problem> {
             let request_id = check(&mut record, &mut repairs)?;
             Ok(Read::Row { row: record.into(), lost, repairs, request_id })
         }
-        Some(SCHEMA_V1 | SCHEMA_OWN) => Ok(Read::UnknownType(event_type.into_owned())),
+        Some(SCHEMA_V1 | SCHEMA_OWN) => Ok(Read::UnknownType { name: event_type.into_owned(), lost }),
         Some(_) => Err(Problem::UnknownSchema),
         None => Err(Problem::NotARow { column: 0 }),
     }
@@ -150,22 +151,28 @@ fn check(record: &mut Record, repairs: &mut Vec<Problem>) -> Result<Option<Strin
 
 /// Whether the head of a long line shows that the row will be stepped over.
 pub(super) fn is_stepped_over(head: &[u8], payloads: bool) -> bool {
-    peek_type(head).is_some_and(|name| {
+    peek(head).event_type.is_some_and(|name| {
         (name == PAYLOAD && !payloads)
             || !(name == PAYLOAD || V1_TYPES.contains(&&*name) || OWN_TYPES.contains(&&*name))
     })
 }
 
-/// The event type, if the head of the line goes that far.
-fn peek_type(head: &[u8]) -> Option<String> {
-    let mut found = None;
+/// What the head of a line tells, as far as it goes.
+#[derive(Default)]
+struct Peeked {
+    event_type: Option<String>,
+    lost: Loss,
+}
+
+fn peek(head: &[u8]) -> Peeked {
+    let mut found = Peeked::default();
     let mut from = serde_json::Deserializer::from_slice(head.trim_ascii_start());
     // The head is cut somewhere, so an error is no surprise; what counts is what was met before.
     let _ = Peek(&mut found).deserialize(&mut from);
     found
 }
 
-struct Peek<'f>(&'f mut Option<String>);
+struct Peek<'f>(&'f mut Peeked);
 
 impl<'de> DeserializeSeed<'de> for Peek<'_> {
     type Value = ();
@@ -185,7 +192,8 @@ impl<'de> Visitor<'de> for Peek<'_> {
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<(), M::Error> {
         while let Some(name) = map.next_key::<Cow<'de, str>>()? {
             match &*name {
-                "event_type" => *self.0 = Some(map.next_value()?),
+                "event_type" => self.0.event_type = Some(map.next_value()?),
+                "tandem_loss" => self.0.lost = map.next_value()?,
                 "event" => map.next_value_seed(Peek(&mut *self.0))?,
                 _ => {
                     map.next_value::<IgnoredAny>()?;

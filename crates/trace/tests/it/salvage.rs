@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use serde_json::Value;
 use tandem_trace::TraceRow;
 use tandem_trace::reader::{Problem, ReadError, ReadOptions, TraceReader};
-use tandem_trace::record::ToolStatus;
+use tandem_trace::record::{EventType, Loss, PayloadRecord, ToolStatus};
+use tandem_trace::writer::EncodedRow;
 use tandem_types::Time;
 
 use crate::{ids, read_all, turn};
@@ -206,6 +207,47 @@ fn long_lines_are_left_out_whole_and_the_next_row_is_read() {
     let length = u64::try_from(unnamed.len() - 1).expect("fits");
     assert_eq!(report.reported[0].problem, Problem::LineTooLong { bytes: length });
     assert_eq!(report.reported[0].place.line, Some(2));
+}
+
+/// I-TRC-1: a row that is stepped over may be the one that tells of lost rows.
+#[test]
+fn losses_told_on_rows_that_are_stepped_over_count() {
+    let loss = Loss { queue_full: 3, ..Loss::default() };
+    for padding in [0, 200_000] {
+        let text = "x".repeat(padding);
+        let mut row = turn("r");
+        row.request = None;
+        row.event_type = EventType::RequestPayload;
+        row.payload = Some(PayloadRecord {
+            request_id: "r".to_owned(),
+            endpoint: "openai.chat_completion".to_owned(),
+            model: "m".to_owned(),
+            request: serde_json::value::to_raw_value(&text).ok(),
+            response: None,
+            http_request_headers: None,
+            payload_complete: true,
+            payload_drop_reason: None,
+        });
+        let mut line = Vec::new();
+        EncodedRow::new(&row.into()).expect("fits").append_wrapped(0, loss, &mut line);
+        let (rows, report) = read_all(&line);
+        assert_eq!((rows.len(), report.skipped.request_payload, report.lost), (0, 1, loss), "{padding}");
+        let newer = format!(
+            r#"{{"tandem_loss":{{"queue_full":3}},"schema":"tandem.trace.v1","event_type":"newer","x":"{text}"}}{}"#,
+            "\n"
+        );
+        let report = read_all(newer.as_bytes()).1;
+        assert_eq!((report.skipped.unknown_event_type["newer"], report.lost), (1, loss), "{padding}");
+    }
+}
+
+/// A segment that was opened anew may hold a row twice: what it tells is told once.
+#[test]
+fn a_loss_told_on_a_repeated_row_counts_once() {
+    let loss = Loss { io: 2, ..Loss::default() };
+    let mut line = EncodedRow::new(&turn("r").into()).expect("fits").bare(loss);
+    line.push(b'\n');
+    assert_eq!(read_all(&line.repeat(2)).1.lost, loss);
 }
 
 #[test]
