@@ -121,7 +121,7 @@ impl<O: AppendOpener> Sink for JsonlWriter<O> {
         if self.outbox.is_empty() {
             return Ok(());
         }
-        self.report.lost.io += self.outbox.give_up();
+        self.report.lost.io += self.outbox.give_up_lines(&mut self.report);
         Err(self
             .report
             .last_error

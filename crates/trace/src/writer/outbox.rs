@@ -115,6 +115,14 @@ impl Outbox {
         self.sent = 0;
     }
 
+    /// Gives up what is left of lines; those that got out whole are written, the others are returned.
+    pub(super) fn give_up_lines(&mut self, report: &mut SinkReport) -> u64 {
+        let rest = self.bytes.get(self.sent..).unwrap_or(&[]);
+        let lost = u64::try_from(rest.iter().filter(|byte| **byte == b'\n').count()).unwrap_or(u64::MAX);
+        report.rows_written += self.give_up().saturating_sub(lost);
+        lost
+    }
+
     /// Gives up what is left; returns the number of rows.
     pub(super) fn give_up(&mut self) -> u64 {
         self.bytes.clear();

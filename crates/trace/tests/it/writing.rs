@@ -339,6 +339,26 @@ fn a_sink_that_stays_broken_says_at_the_end_how_much_was_lost() {
     assert_eq!((report.lost.io, report.rows_held, report.rows_written), (2, 0, 0));
 }
 
+/// I-WRT-1: of a plain file cut in its last batch, only the lines that are not whole are lost.
+#[test]
+fn lines_that_got_out_before_a_sink_broke_are_not_counted_as_lost() {
+    let disk = Disk::default();
+    let mut sink = JsonlWriter::new(disk.clone(), config(1 << 20), Time::ZERO);
+    let row = {
+        let mut line = Vec::new();
+        encoded("a").append_wrapped(0, Loss::default(), &mut line);
+        line.len()
+    };
+    for name in ["a", "b", "c", "d"] {
+        let _ = push(&mut sink, ms(0), name);
+    }
+    disk.break_after(2 * row + 5);
+    assert_eq!(sink.close(ms(1)).map_err(|error| error.kind), Err(io::ErrorKind::StorageFull));
+    let report = sink.report();
+    assert_eq!((report.lost.io, report.rows_held, report.rows_written), (2, 0, 2));
+    assert_eq!(ids(&read_all(&disk.text()).0), ["a", "b"]);
+}
+
 /// I-WRT-2.
 #[test]
 fn losses_that_no_row_can_carry_make_a_last_row_of_their_own() {
