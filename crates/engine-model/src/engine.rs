@@ -3,11 +3,11 @@
 //! - Purpose: hold waiting and running requests and the pool; run passes.
 //! - Inputs: `submit`, `abort`, `step` with the caller's time. Outputs: [`Pass`], [`Load`].
 //! - Invariants:
-//!   - I-ENG-1 every submitted request ends exactly once: refused, finished or aborted.
-//!   - I-ENG-2 while a request waits or runs, a step computes at least one token (no request needs more than
+//!   - I-MDL-1 every submitted request ends exactly once: refused, finished or aborted.
+//!   - I-MDL-2 while a request waits or runs, a step computes at least one token (no request needs more than
 //!     the whole pool, and the running batch can always be thinned down to one).
-//!   - I-ENG-3 the same calls give the same passes.
-//!   - I-ENG-4 what a pass did is visible at its end: the caller holds it back until `ends_at`.
+//!   - I-MDL-3 the same calls give the same passes.
+//!   - I-MDL-4 what a pass did is visible at its end: the caller holds it back until `ends_at`.
 //! - Deliberately absent: clocks, threads, randomness; several ranks (one model is one rank); pipelining of
 //!   scheduling and computing.
 

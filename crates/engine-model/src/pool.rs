@@ -3,13 +3,13 @@
 //! - Purpose: hand out blocks, remember full ones by key, find cached prefixes, evict.
 //! - Inputs: chains of block keys. Outputs: block numbers, evicted keys.
 //! - Invariants:
-//!   - I-POOL-1 every block is either held (`refs > 0`) or in the free queue: held + free = total.
-//!   - I-POOL-2 the free queue is an LRU list: eviction takes its front; a request's blocks enter it tail
+//!   - I-BLK-1 every block is either held (`refs > 0`) or in the free queue: held + free = total.
+//!   - I-BLK-2 the free queue is an LRU list: eviction takes its front; a request's blocks enter it tail
 //!     first, so that of its prefix the head goes last.
-//!   - I-POOL-3 residency is closed under parents: while a block is cached, so is its whole prefix. (A
+//!   - I-BLK-3 residency is closed under parents: while a block is cached, so is its whole prefix. (A
 //!     block's last user held a copy of each ancestor and freed those later.) For the same reason "held by
 //!     somebody" is closed under parents. Both make prefix lookup a binary search.
-//!   - I-POOL-4 a key may have several physical copies; lookups take a held copy if there is one, else the
+//!   - I-BLK-4 a key may have several physical copies; lookups take a held copy if there is one, else the
 //!     oldest. An eviction removes one copy. Nothing walks the copies of a key: one prompt sent over and over
 //!     fills the pool with copies of its last block.
 //! - Deliberately absent: lower tiers, whole-branch eviction (SGLang drops a whole leaf of its radix tree at
@@ -450,7 +450,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
-        /// I-POOL-1, I-POOL-3, I-POOL-4: requests that start, publish and end at random keep the queue whole and
+        /// I-BLK-1, I-BLK-3, I-BLK-4: requests that start, publish and end at random keep the queue whole and
         /// both closures true.
         #[test]
         fn lookups_are_those_of_a_scan(
@@ -501,7 +501,7 @@ mod tests {
         }
     }
 
-    /// I-POOL-2.
+    /// I-BLK-2.
     #[test]
     fn evicted_keys_come_in_queue_order_and_empty_blocks_can_go_first() {
         for (uncached_first, expected) in [(false, vec![2, 1]), (true, vec![2])] {

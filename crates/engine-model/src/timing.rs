@@ -2,9 +2,9 @@
 //!
 //! - Purpose: turn the shape of a batch into milliseconds.
 //! - Inputs: [`PassShape`]. Output: [`TimingModel::pass_ms`].
-//! - Invariants: I-TIM-1 prefill and decode are added, never overlapped; I-TIM-2 a part of which the batch
-//!   has nothing costs nothing; I-TIM-3 with the compact model, more tokens, more context or a larger batch
-//!   (within a base table that rises) never make a pass shorter; I-TIM-4 validated models give finite,
+//! - Invariants: I-PTM-1 prefill and decode are added, never overlapped; I-PTM-2 a part of which the batch
+//!   has nothing costs nothing; I-PTM-3 with the compact model, more tokens, more context or a larger batch
+//!   (within a base table that rises) never make a pass shorter; I-PTM-4 validated models give finite,
 //!   non-negative times.
 //! - Deliberately absent: clocks, jitter, overlap of host and device work, speculative decoding.
 //! - Sources: the polynomial, its 1 ms decode floor and the grid's axes are those of aisimulate-core 0.13
@@ -252,7 +252,7 @@ mod tests {
         assert!((TimingModel::Polynomial.pass_ms(&decode(5, 1_000, 1000)) - 34.01).abs() < 1e-9);
     }
 
-    /// I-TIM-1, I-TIM-2.
+    /// I-PTM-1, I-PTM-2.
     #[test]
     fn parts_are_added_and_absent_parts_cost_nothing() {
         let fixed = TimingModel::Fixed { prefill_ms: 7.0, decode_ms: 3.0 };
@@ -293,7 +293,7 @@ mod tests {
         assert!((TimingModel::Compact(compact()).pass_ms(&shape) - 6.25).abs() < 1e-12);
     }
 
-    /// I-TIM-4.
+    /// I-PTM-4.
     #[test]
     fn unusable_models_are_named() {
         let bad = |change: fn(&mut CompactModel)| {

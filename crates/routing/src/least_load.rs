@@ -32,6 +32,7 @@ mod tests {
     use super::*;
     use crate::testing::{Workers, worker};
 
+    /// I-LL-1.
     #[test]
     fn takes_the_lightest_and_draws_among_equals() {
         let fleet = Workers::new(&[(0, 3), (1, 1), (2, 1), (3, 2)]);

@@ -156,6 +156,6 @@ pub trait RoutePolicy: fmt::Debug + Send {
 }
 
 #[cfg(test)]
-mod properties;
+mod policy_tests;
 #[cfg(test)]
 pub(crate) mod testing;

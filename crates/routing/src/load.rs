@@ -74,6 +74,7 @@ mod tests {
         LoadReport { running, waiting, ..LoadReport::default() }
     }
 
+    /// I-LOAD-1, I-LOAD-2.
     #[test]
     fn dispatches_count_at_once_and_only_once() {
         let mut meter = LoadMeter::default();

@@ -43,6 +43,7 @@ mod tests {
     use super::*;
     use crate::testing::Workers;
 
+    /// I-P2-1.
     #[test]
     fn never_takes_the_heaviest_and_reaches_all_others() {
         let fleet = Workers::new(&[(0, 0), (1, 5), (2, 9), (3, 2)]);
@@ -61,6 +62,7 @@ mod tests {
         }
     }
 
+    /// I-ROU-4: what was just placed counts for the next.
     #[test]
     fn two_idle_workers_share_sixteen_calls_evenly() {
         let mut loads = [(0, 0), (1, 1)];

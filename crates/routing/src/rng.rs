@@ -63,6 +63,7 @@ impl Rng {
 mod tests {
     use super::*;
 
+    /// I-RNG-1.
     #[test]
     fn the_sequence_is_the_published_one() {
         // Reference output for seed 1234567 as distributed with the algorithm's public C version.

@@ -37,6 +37,7 @@ mod tests {
     use super::*;
     use crate::testing::{Workers, worker};
 
+    /// I-RR-1.
     #[test]
     fn goes_round_whatever_the_loads_and_survives_changes_of_the_fleet() {
         let mut policy = RoundRobin::default();

@@ -79,6 +79,7 @@ mod tests {
         (choice.worker.engine.0, choice.reason)
     }
 
+    /// I-AFF-1.
     #[test]
     fn a_program_stays_until_its_worker_is_far_above_the_lightest() {
         // Limit with the lightest at 4: 4 * 1.5 + 16 = 22.
@@ -88,12 +89,14 @@ mod tests {
         assert_eq!(choose(Some(1), Some(0), &[(0, 0), (1, 9)]), (1, Reason::Affinity));
     }
 
+    /// I-AFF-2.
     #[test]
     fn a_new_child_joins_its_parent_with_less_slack() {
         assert_eq!(choose(None, Some(1), &[(0, 3), (1, 7)]), (1, Reason::ParentAffinity));
         assert_eq!(choose(None, Some(1), &[(0, 3), (1, 8)]), (0, Reason::HomeOverloaded));
     }
 
+    /// I-AFF-3.
     #[test]
     fn a_worker_that_may_not_take_the_turn_is_left_at_once() {
         assert_eq!(choose(Some(7), None, &[(0, 50)]), (0, Reason::HomeUnavailable));
@@ -105,6 +108,7 @@ mod tests {
         assert_eq!(choose(None, None, &[(0, 5), (1, 0)]), (1, Reason::PowerOfTwo));
     }
 
+    /// I-AFF-4.
     #[test]
     fn staying_home_asks_for_no_scan_of_the_fleet() {
         let fleet = Workers::new(&[(0, 0), (1, 1), (2, 0)]).without_scan();

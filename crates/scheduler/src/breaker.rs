@@ -196,6 +196,7 @@ mod tests {
         breaker
     }
 
+    /// I-BRK-1.
     #[test]
     fn only_failures_in_a_row_open_it() {
         let mut breaker = Breaker::new(&CONFIG);
@@ -211,6 +212,7 @@ mod tests {
         assert_eq!(breaker.open_until(), Some(at(6)));
     }
 
+    /// I-BRK-2, I-BRK-3.
     #[test]
     fn one_probe_at_a_time_and_a_verdict_from_it_alone() {
         let mut breaker = opened(at(0));
@@ -231,6 +233,7 @@ mod tests {
         assert_eq!(breaker.state(), BreakerState::Closed { failures: 0 });
     }
 
+    /// I-BRK-3.
     #[test]
     fn a_success_from_before_it_opened_does_not_close_it() {
         let mut breaker = opened(at(10));
@@ -259,6 +262,7 @@ mod tests {
         assert_eq!(breaker.open_until(), Some(now + Duration::from_secs(5)));
     }
 
+    /// I-BRK-4.
     #[test]
     fn a_first_byte_closes_it_one_failure_short_of_opening() {
         let mut breaker = opened(at(0));

@@ -56,6 +56,7 @@ pub(crate) fn whole_seconds(wait: Duration) -> Duration {
 mod tests {
     use super::*;
 
+    /// I-PACE-1.
     #[test]
     fn the_estimate_follows_queue_length_and_parallelism_within_its_bounds() {
         let pace = Pace::default();

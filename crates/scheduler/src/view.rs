@@ -1,7 +1,6 @@
 //! The scheduler's state, to look at: for the admin API, metrics, the dashboard and tests.
 //!
-//! - I-VIEW-1 looking changes nothing and copies nothing but what is asked for: the table may hold 100,000
-//!   programs.
+//! - Looking copies nothing but what is asked for: the table may hold 100,000 programs.
 //! - Deliberately absent: prompts and bodies (the scheduler has none).
 
 use std::time::Duration;

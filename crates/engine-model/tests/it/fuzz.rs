@@ -64,7 +64,7 @@ fn texts() -> impl Strategy<Value = Vec<(Vec<u32>, u32)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// One request at a time: reuse and residency are those of the naive cache (I-POOL-2, I-POOL-3).
+    /// One request at a time: reuse and residency are those of the naive cache (I-BLK-2, I-BLK-3).
     #[test]
     fn reuse_is_that_of_a_naive_lru_cache(texts in texts(), capacity in 11_u32..24) {
         let mut engine = EngineModel::new(EngineConfig { emit_events: false, ..config(capacity) }).expect("usable");
@@ -333,8 +333,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// Any load on any set-up: limits hold, everything ends once, blocks are conserved, events tell the
-    /// truth, and a second run is identical: I-ENG-1, I-ENG-2, I-ENG-3, I-VLL-1, I-VLL-2, I-SGL-1, I-SGL-2,
-    /// I-SGL-3, I-SGL-4, I-POOL-1.
+    /// truth, and a second run is identical: I-MDL-1, I-MDL-2, I-MDL-3, I-VLL-1, I-VLL-2, I-SGL-1, I-SGL-2,
+    /// I-SGL-3, I-SGL-4, I-BLK-1.
     #[test]
     fn any_load_is_conserved_and_repeatable(set_up in set_up(), acts in prop::collection::vec(act(), 1..120)) {
         let mut benches = [Bench::new(set_up.clone()), Bench::new(set_up)];

@@ -153,7 +153,7 @@ fn profile() -> impl Strategy<Value = TimingModel> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// I-TIM-3, I-TIM-4: of two passes, the one that computes more never takes less; all are finite.
+    /// I-PTM-3, I-PTM-4: of two passes, the one that computes more never takes less; all are finite.
     #[test]
     fn more_work_takes_longer(
         model in profile(),

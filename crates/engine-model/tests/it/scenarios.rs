@@ -10,7 +10,7 @@ use tandem_types::{KvEvent, Time};
 
 use crate::support::{changes, config, drain, engine, outputs, pass, request, run, tokens};
 
-/// I-ENG-4.
+/// I-MDL-4.
 #[test]
 fn one_request_prefills_then_decodes_and_all_comes_at_pass_ends() {
     let mut engine = engine(10);

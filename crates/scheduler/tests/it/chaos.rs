@@ -47,6 +47,8 @@ pub(crate) struct Chaos {
     over: BTreeSet<TurnId>,
     /// The turn whose client leaves in this call. Its deadline may have passed first.
     leaving: Option<TurnId>,
+    /// The turn of which this call must say what becomes of it.
+    asking: Option<TurnId>,
     workers: BTreeMap<WorkerId, Known>,
     config: SchedulerConfig,
 }
@@ -76,6 +78,7 @@ impl Chaos {
             live: BTreeMap::new(),
             over: BTreeSet::new(),
             leaving: None,
+            asking: None,
             workers: BTreeMap::new(),
             config,
         }
@@ -179,6 +182,7 @@ impl Chaos {
             hold_max,
             ..arrival(0)
         };
+        self.asking = (!self.live.contains_key(&turn)).then_some(turn);
         self.live.entry(turn).or_insert_with(|| Live {
             is_turn: arrival.class.is_turn(),
             at: None,
@@ -224,6 +228,7 @@ impl Chaos {
                 ];
                 if let Some(live) = self.live.get_mut(&turn) {
                     live.at = None;
+                    self.asking = running.then_some(turn);
                 }
                 let failure = DispatchFailure { kind: KINDS[self.rng.index(4)], retryable: !self.one_in(5) };
                 Input::TurnFailed { turn, failure }
@@ -250,6 +255,15 @@ impl Chaos {
 
     /// Carries the effects out and checks each against what the driver knows.
     pub(crate) fn carry_out(&mut self, effects: &[Effect]) {
+        if let Some(asking) = self.asking.take() {
+            let answers = effects.iter().filter(|effect| match effect {
+                Effect::Dispatch { turn, .. } | Effect::Hold { turn, .. } | Effect::Reject { turn, .. } => {
+                    *turn == asking
+                }
+                Effect::Cancel { .. } | Effect::Supersede { .. } | Effect::Record(_) => false,
+            });
+            assert!(answers.count() > 0, "nothing was said of {asking}");
+        }
         for (index, effect) in effects.iter().enumerate() {
             match effect {
                 Effect::Dispatch { turn, worker, attempt, .. } => {
@@ -337,6 +351,8 @@ fn storm(seed: u64, steps: usize) -> Counters {
     *core.view().counters()
 }
 
+/// The driver checks I-SCH-1, I-SCH-2, I-SCH-4, I-SCH-5, I-SCH-7 and I-SCH-8; [`invariants::check`] these from
+/// within and I-SCH-6, I-QUE-1, I-WRK-1, I-WRK-2, I-WRK-3, I-PRG-1, I-PRG-2, I-PRG-3 and I-BRK-2.
 #[test]
 fn forty_seeded_storms_break_no_promise() {
     let mut rarest: BTreeMap<&str, u64> = BTreeMap::new();

@@ -21,6 +21,7 @@ fn feed(core: &mut Scheduler, ms: u64, input: Input) -> Vec<Effect> {
     out
 }
 
+/// I-SCH-9, I-PRG-2.
 #[test]
 fn ten_thousand_abandoned_newcomers_leave_the_tables_as_they_were() {
     let mut core = scheduler(SchedulerConfig::default());
@@ -38,6 +39,7 @@ fn ten_thousand_abandoned_newcomers_leave_the_tables_as_they_were() {
     assert_eq!(view.counters().cancelled, 10_000);
 }
 
+/// I-PRG-1.
 #[test]
 fn a_full_program_table_displaces_the_longest_idle_and_never_a_busy_one() {
     let mut core = scheduler(SchedulerConfig { programs_max: 2, ..SchedulerConfig::default() });
@@ -65,6 +67,7 @@ fn a_full_program_table_displaces_the_longest_idle_and_never_a_busy_one() {
     assert_eq!(core.view().turn_count(), 2);
 }
 
+/// I-PACE-1.
 #[test]
 fn every_refusal_names_a_whole_number_of_seconds_between_5_and_60() {
     let mut core = scheduler(SchedulerConfig { queue_max: 50, ..SchedulerConfig::default() });
@@ -90,6 +93,7 @@ fn every_refusal_names_a_whole_number_of_seconds_between_5_and_60() {
     }
 }
 
+/// I-SCH-10.
 #[test]
 fn nonsense_from_a_driver_is_counted_and_changes_nothing() {
     let mut core = scheduler(SchedulerConfig::default());

@@ -5,6 +5,7 @@ use tandem_scheduler::replay::{Step, replay};
 
 use crate::chaos::Chaos;
 
+/// I-SCH-3, I-REP-1.
 #[test]
 fn recorded_inputs_replayed_from_json_give_the_same_bytes() {
     for seed in 100..106 {

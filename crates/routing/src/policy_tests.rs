@@ -8,6 +8,7 @@ use crate::{POLICIES, Rng, RouteTurn, SCORES_MAX};
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
+    /// I-ROU-1, I-ROU-2, I-ROU-3.
     #[test]
     fn every_policy_chooses_within_the_fleet_and_the_same_for_the_same_seed(
         loads in proptest::collection::btree_map(0_u32..40, 0_u64..60, 0..30),
