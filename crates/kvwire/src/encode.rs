@@ -1,18 +1,19 @@
 //! Encoding of event batches in the layout of current engines.
 
 use rmp::encode as mp;
-use tandem_types::{BlockRemoved, BlockStored, KvBatch, KvEvent, Tier};
+use tandem_types::{BlockRemoved, BlockStored, ExtraKey, GroupKind, KvBatch, KvEvent, Tier};
 
 /// Whose layout is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// vLLM 0.32: unsigned hashes, one full-attention group.
+    /// vLLM 0.33: unsigned hashes, cache groups.
     Vllm,
-    /// SGLang 0.5.23: signed hashes, no group.
+    /// SGLang 0.5.23: signed hashes; groups, media and owners are not written.
     Sglang,
 }
 
-/// Encodes one batch. Fields that the engine leaves out when they are unset are left out.
+/// Encodes one batch. Fields that the engine leaves out when they are unset are left out, and so is what the
+/// layout has no field for.
 #[must_use]
 pub fn encode(batch: &KvBatch, layout: Layout) -> Vec<u8> {
     let mut out = Out(Vec::with_capacity(256));
@@ -48,6 +49,19 @@ const fn medium(tier: Tier, layout: Layout) -> (&'static str, Option<&'static st
         (Tier::Disk, Layout::Sglang) => ("DISK", None),
         (Tier::Shared, Layout::Sglang) => ("EXTERNAL", None),
     }
+}
+
+const fn kind(kind: GroupKind) -> &'static str {
+    match kind {
+        GroupKind::Full => "full_attention",
+        GroupKind::Window => "sliding_window",
+        GroupKind::State => "mamba",
+        GroupKind::Other => "unknown",
+    }
+}
+
+fn count(optional: &[bool]) -> u32 {
+    optional.iter().map(|&on| u32::from(on)).sum()
 }
 
 /// Writing to a vector cannot fail, so the results of `rmp` carry no news.
@@ -126,80 +140,140 @@ impl Out {
             None => self.nil(),
         }
         self.text("token_ids");
-        self.array(stored.tokens.len());
-        for &token in &stored.tokens {
-            self.uint(token.into());
+        if layout == Layout::Sglang && !stored.lookahead.is_empty() {
+            self.pairs(stored);
+        } else {
+            self.array(stored.tokens.len());
+            stored.tokens.iter().for_each(|&token| self.uint(token.into()));
         }
         self.key_uint("block_size", stored.block_size.into());
         self.key_nil("lora_id");
-        self.key_text("medium", medium(stored.tier, layout).0);
+        self.key_text("medium", if stored.echo { "cpu" } else { medium(stored.tier, layout).0 });
     }
 
     fn stored_vllm(&mut self, stored: &BlockStored) {
         // The block pool always says extra keys and kind; connectors, which own the lower tiers, do not.
         let device = stored.tier == Tier::Device;
-        let keys = device || !stored.extra_keys.is_empty();
+        let salt = stored.salt.as_ref().filter(|_| stored.parent.is_none());
+        let keys = device || !stored.extra_keys.is_empty() || salt.is_some() || stored.lora.is_some();
         let (_, locality) = medium(stored.tier, Layout::Vllm);
-        let optional =
-            [keys, device, locality.is_some(), stored.session.is_some()].iter().filter(|on| **on).count();
-        self.map(9 + u32::try_from(optional).unwrap_or_default());
+        let optional = [
+            keys,
+            device,
+            stored.window.is_some(),
+            locality.is_some(),
+            stored.owner.is_some(),
+            stored.session.is_some(),
+            !stored.lookahead.is_empty(),
+        ];
+        self.map(9 + count(&optional));
         self.stored_head(stored, Layout::Vllm);
         match &stored.lora {
             Some(lora) => self.key_text("lora_name", lora),
             None => self.key_nil("lora_name"),
         }
         if keys {
-            self.extra_keys(stored);
+            self.extra_keys(stored, salt.map(|salt| salt.as_ref()));
         }
-        self.key_uint("group_idx", 0);
+        self.key_uint("group_idx", stored.group.into());
         if device {
-            self.key_text("kv_cache_spec_kind", "full_attention");
+            self.key_text("kv_cache_spec_kind", kind(stored.kind));
+        }
+        if let Some(window) = stored.window {
+            self.key_uint("kv_cache_spec_sliding_window", window.into());
         }
         self.optional_text("locality", locality);
+        self.optional_text("ownership", stored.owner.as_deref());
         self.optional_text("session_id", stored.session.as_deref());
+        if !stored.lookahead.is_empty() {
+            self.text("lookahead_token_ids");
+            self.array(stored.lookahead.len());
+            for tokens in &stored.lookahead {
+                self.array(tokens.len());
+                tokens.iter().for_each(|&token| self.uint(token.into()));
+            }
+        }
     }
 
-    fn extra_keys(&mut self, stored: &BlockStored) {
+    /// vLLM's keys of a block: the adapter, media, and in a prompt's first block the salt.
+    fn extra_keys(&mut self, stored: &BlockStored, salt: Option<&str>) {
         self.text("extra_keys");
-        let blocks = stored.block_hashes.len().max(stored.extra_keys.len());
-        self.array(blocks);
-        for block in 0..blocks {
-            match stored.extra_keys.get(block).and_then(Option::as_ref) {
-                Some(keys) => {
-                    self.array(keys.len());
-                    for key in keys {
-                        self.text(key);
-                    }
-                }
-                None => self.nil(),
+        self.array(stored.block_hashes.len());
+        for block in 0..stored.block_hashes.len() {
+            let own = stored.extra_keys.get(block).map_or(&[][..], Vec::as_slice);
+            let salt = salt.filter(|_| block == 0);
+            let len = usize::from(stored.lora.is_some()) + own.len() + usize::from(salt.is_some());
+            if len == 0 {
+                self.nil();
+                continue;
+            }
+            self.array(len);
+            if let Some(lora) = &stored.lora {
+                self.text(lora);
+            }
+            own.iter().for_each(|key| self.extra_key(key));
+            if let Some(salt) = salt {
+                self.text(salt);
+            }
+        }
+    }
+
+    fn extra_key(&mut self, key: &ExtraKey) {
+        match key {
+            ExtraKey::Media { id, offset } => {
+                self.array(2);
+                self.text(id);
+                let _ = mp::write_sint(&mut self.0, *offset);
+            }
+            ExtraKey::Text(text) => self.text(text),
+            ExtraKey::Bytes(bytes) => {
+                let _ = mp::write_bin(&mut self.0, bytes);
             }
         }
     }
 
     fn stored_sglang(&mut self, stored: &BlockStored) {
-        // SGLang has one salt per event where vLLM has keys per block.
-        let salt = stored.extra_keys.first().and_then(Option::as_ref).and_then(|keys| keys.first());
-        let optional = [salt.is_some(), stored.session.is_some(), stored.lora.is_some()];
-        self.map(7 + u32::try_from(optional.iter().filter(|on| **on).count()).unwrap_or_default());
+        let optional = [stored.salt.is_some(), stored.session.is_some(), stored.lora.is_some()];
+        self.map(7 + count(&optional));
         self.stored_head(stored, Layout::Sglang);
-        self.optional_text("cache_salt", salt.map(String::as_str));
+        self.optional_text("cache_salt", stored.salt.as_deref());
         self.optional_text("session_id", stored.session.as_deref());
         self.optional_text("lora_name", stored.lora.as_deref());
     }
 
+    /// SGLang's bigram pages: each token with the one behind it.
+    fn pairs(&mut self, stored: &BlockStored) {
+        self.array(stored.tokens.len());
+        let size = stored.block_size.max(1) as usize;
+        for (at, &token) in stored.tokens.iter().enumerate() {
+            let page = stored.lookahead.get(at / size).and_then(|tokens| tokens.first());
+            let next = if (at + 1) % size == 0 { page } else { stored.tokens.get(at + 1) };
+            self.array(2);
+            self.uint(token.into());
+            self.uint(next.copied().unwrap_or_default().into());
+        }
+    }
+
     fn removed(&mut self, removed: &BlockRemoved, layout: Layout) {
         let (medium, locality) = medium(removed.tier, layout);
-        let fields = match layout {
-            Layout::Vllm => 4 + u32::from(locality.is_some()),
-            Layout::Sglang => 3,
-        };
-        self.map(fields);
+        let optional = [locality.is_some(), removed.owner.is_some(), !removed.remaining.is_empty()];
+        match layout {
+            Layout::Vllm => self.map(4 + count(&optional)),
+            Layout::Sglang => self.map(3),
+        }
         self.key_text("type", "BlockRemoved");
         self.hashes(&removed.block_hashes, layout);
         self.key_text("medium", medium);
-        if layout == Layout::Vllm {
-            self.key_uint("group_idx", 0);
+        if layout == Layout::Sglang {
+            return;
         }
+        self.key_uint("group_idx", removed.group.into());
         self.optional_text("locality", locality);
+        self.optional_text("ownership", removed.owner.as_deref());
+        if !removed.remaining.is_empty() {
+            self.text("remaining_copy_counts");
+            self.array(removed.remaining.len());
+            removed.remaining.iter().for_each(|&copies| self.uint(copies.into()));
+        }
     }
 }

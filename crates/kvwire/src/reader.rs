@@ -169,6 +169,23 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// What was read from `start` on.
+    pub(crate) fn since(&self, start: usize) -> &'a [u8] {
+        self.bytes.get(start..self.at).unwrap_or_default()
+    }
+
+    /// The key of a map's entry: its text, or `None` when it is something else, which is then skipped.
+    pub(crate) fn key(&mut self) -> Result<Option<&'a str>, DecodeError> {
+        let at = self.at;
+        match self.value()? {
+            Value::Str(text) => Ok(std::str::from_utf8(text).ok()),
+            _ => {
+                self.rewind(at);
+                self.skip().map(|()| None)
+            }
+        }
+    }
+
     /// The head of an array.
     pub(crate) fn array(&mut self) -> Result<usize, DecodeError> {
         let at = self.at;
