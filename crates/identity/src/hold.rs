@@ -1,8 +1,7 @@
-//! How long each harness can be kept waiting, and what it makes of a refusal.
+//! How long each harness can be kept waiting.
 //!
 //! - Purpose: whoever holds a turn must answer before its client gives up, in a way that the client takes
-//!   for life; whoever refuses one must do it so that the client comes back. Both differ from harness to
-//!   harness, so they stand in a table like the headers do.
+//!   for life. Both differ from harness to harness, so they stand in a table like the headers do.
 //! - Invariants: I-HLD-1 every wait handed out is shorter than the shortest one after which that harness
 //!   was seen to give up; I-HLD-2 an unknown client gets the least of every column; I-HLD-3 a time-out that
 //!   the client states can only shorten a silent wait; I-HLD-4 an answer that is not streamed is held
@@ -25,10 +24,6 @@ pub const SILENT_EVERYWHERE: Duration = Duration::from_secs(55);
 /// Time between two keep-alive events.
 pub const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(10);
 
-/// Bounds of `Retry-After`, in seconds. Above 60 Claude Code fails at once; Qwen Code and Cline ignore
-/// large values and come back within two seconds.
-pub const RETRY_AFTER_SECS: std::ops::RangeInclusive<u64> = 5..=60;
-
 /// What a measurement of waiting found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
@@ -47,33 +42,6 @@ impl Wait {
     }
 }
 
-/// The event that makes a harness repeat a turn after an early 200.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InStreamRefusal {
-    /// Messages: `event: error` with `overloaded_error`.
-    Overloaded,
-    /// Responses: `response.failed` with code `rate_limit_exceeded` and `try again in Ns` in the message.
-    /// (`server_is_overloaded` ends the harness.)
-    RateLimitFailed,
-    /// Chat: a `{"error": {...}}` chunk.
-    ChatError,
-    /// None is known: the turn is lost when refused after an early 200.
-    None,
-}
-
-/// What a harness makes of a 429 or 503.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusal {
-    /// Whether it waits as long as `Retry-After` says, within [`RETRY_AFTER_SECS`].
-    pub honours_retry_after: bool,
-    /// Requests that it sends in all before it gives up; `None` = not counted to the end.
-    pub attempts: Option<u32>,
-    /// Without a whole-second `Retry-After` it does not come back at all.
-    pub needs_retry_after: bool,
-    /// The in-stream error after which it tries again.
-    pub in_stream: InStreamRefusal,
-}
-
 /// One line of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldEntry {
@@ -87,12 +55,6 @@ pub struct HoldEntry {
     /// Gemini CLI by comments, to which any event is superior). `None` = better not sent: it
     /// starts an idle clock that a silent wait does not have, or the harness does not stream.
     pub kept_alive: Option<u64>,
-    /// Refusals.
-    pub refusal: Refusal,
-}
-
-const fn refusal_of(honours: bool, attempts: Option<u32>, in_stream: InStreamRefusal) -> Refusal {
-    Refusal { honours_retry_after: honours, attempts, needs_retry_after: false, in_stream }
 }
 
 const fn entry(
@@ -100,112 +62,28 @@ const fn entry(
     measured_with: &'static str,
     silent: Wait,
     kept_alive: Option<u64>,
-    refusal: Refusal,
 ) -> HoldEntry {
-    HoldEntry { harness, measured_with, silent, kept_alive, refusal }
+    HoldEntry { harness, measured_with, silent, kept_alive }
 }
 
 /// What was measured.
 pub const HOLDS: &[HoldEntry] = &[
-    entry(
-        Harness::ClaudeCode,
-        "2.1.332",
-        Wait::GaveUpAfter(359),
-        Some(420),
-        refusal_of(true, Some(11), InStreamRefusal::Overloaded),
-    ),
-    entry(
-        Harness::Codex,
-        "0.171.0",
-        Wait::HeldFor(900),
-        None,
-        Refusal {
-            honours_retry_after: true,
-            attempts: Some(6),
-            needs_retry_after: true,
-            in_stream: InStreamRefusal::RateLimitFailed,
-        },
-    ),
-    entry(
-        Harness::OpenCode,
-        "1.18.33",
-        Wait::GaveUpAfter(300),
-        Some(420),
-        refusal_of(true, Some(6), InStreamRefusal::ChatError),
-    ),
-    entry(
-        Harness::Pi,
-        "1.6.0",
-        Wait::GaveUpAfter(300),
-        Some(420),
-        refusal_of(false, Some(4), InStreamRefusal::None),
-    ),
-    entry(
-        Harness::KimiCode,
-        "2.1.0",
-        Wait::GaveUpAfter(306),
-        Some(420),
-        refusal_of(true, Some(10), InStreamRefusal::ChatError),
-    ),
-    entry(
-        Harness::QwenCode,
-        "0.24.4",
-        Wait::GaveUpAfter(120),
-        Some(300),
-        refusal_of(true, None, InStreamRefusal::ChatError),
-    ),
-    entry(
-        Harness::OpenClaw,
-        "2026.9.6",
-        Wait::GaveUpAfter(600),
-        Some(330),
-        refusal_of(true, Some(8), InStreamRefusal::None),
-    ),
-    entry(
-        Harness::Hermes,
-        "0.19.0",
-        Wait::HeldFor(900),
-        Some(900),
-        refusal_of(true, Some(3), InStreamRefusal::None),
-    ),
-    entry(
-        Harness::GeminiCli,
-        "0.61.0",
-        Wait::GaveUpAfter(61),
-        Some(420),
-        refusal_of(false, Some(4), InStreamRefusal::None),
-    ),
-    entry(
-        Harness::OpenHands,
-        "1.16.0",
-        Wait::GaveUpAfter(300),
-        None,
-        refusal_of(true, None, InStreamRefusal::None),
-    ),
-    entry(
-        Harness::MiniSweAgent,
-        "2.4.6",
-        Wait::GaveUpAfter(600),
-        None,
-        refusal_of(true, None, InStreamRefusal::None),
-    ),
-    entry(
-        Harness::Cline,
-        "3.0.65",
-        Wait::GaveUpAfter(300),
-        Some(330),
-        refusal_of(true, Some(6), InStreamRefusal::None),
-    ),
+    entry(Harness::ClaudeCode, "2.1.332", Wait::GaveUpAfter(359), Some(420)),
+    entry(Harness::Codex, "0.171.0", Wait::HeldFor(900), None),
+    entry(Harness::OpenCode, "1.18.33", Wait::GaveUpAfter(300), Some(420)),
+    entry(Harness::Pi, "1.6.0", Wait::GaveUpAfter(300), Some(420)),
+    entry(Harness::KimiCode, "2.1.0", Wait::GaveUpAfter(306), Some(420)),
+    entry(Harness::QwenCode, "0.24.4", Wait::GaveUpAfter(120), Some(300)),
+    entry(Harness::OpenClaw, "2026.9.6", Wait::GaveUpAfter(600), Some(330)),
+    entry(Harness::Hermes, "0.19.0", Wait::HeldFor(900), Some(900)),
+    entry(Harness::GeminiCli, "0.61.0", Wait::GaveUpAfter(61), Some(420)),
+    entry(Harness::OpenHands, "1.16.0", Wait::GaveUpAfter(300), None),
+    entry(Harness::MiniSweAgent, "2.4.6", Wait::GaveUpAfter(600), None),
+    entry(Harness::Cline, "3.0.65", Wait::GaveUpAfter(300), Some(330)),
 ];
 
 /// An unknown client: the least of every column.
-const UNKNOWN: HoldEntry = entry(
-    Harness::Unknown,
-    "the least of all",
-    Wait::GaveUpAfter(61),
-    Some(300),
-    refusal_of(false, Some(3), InStreamRefusal::None),
-);
+const UNKNOWN: HoldEntry = entry(Harness::Unknown, "the least of all", Wait::GaveUpAfter(61), Some(300));
 
 fn lookup(harness: Harness) -> &'static HoldEntry {
     HOLDS.iter().find(|e| e.harness == harness).unwrap_or(&UNKNOWN)
@@ -257,17 +135,4 @@ pub fn hold_tolerance(harness: Harness, stream: bool, declared: Option<Duration>
 /// A wait well inside a stated time-out, however short that is.
 fn within(timeout: Duration) -> Duration {
     timeout.saturating_sub(MARGIN).max(timeout / 2)
-}
-
-/// What `harness` makes of a 429 or 503.
-#[must_use]
-pub fn refusal(harness: Harness) -> Refusal {
-    lookup(harness).refusal
-}
-
-/// The `Retry-After` to send for a wished wait: whole seconds within [`RETRY_AFTER_SECS`], always present.
-#[must_use]
-pub fn retry_after_secs(wished: Duration) -> u64 {
-    let up = u64::from(wished.subsec_nanos() > 0);
-    wished.as_secs().saturating_add(up).clamp(*RETRY_AFTER_SECS.start(), *RETRY_AFTER_SECS.end())
 }

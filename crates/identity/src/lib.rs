@@ -36,8 +36,6 @@ pub mod hygiene;
 pub mod table;
 
 pub use explain::{Explanation, explain};
-pub use hold::{
-    HoldTolerance, InStreamRefusal, KeepAlive, Refusal, hold_tolerance, refusal, retry_after_secs,
-};
+pub use hold::{HoldTolerance, KeepAlive, hold_tolerance};
 pub use hygiene::{Handling, HygieneConfig, HygienePlan, VolatileKind};
 pub use identify::{Identity, IdentityConfig, IdentityWarning, RequestHead, WarningKind, identify};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tandem_identity::hold::{HOLDS, MARGIN, SILENT_EVERYWHERE};
-use tandem_identity::{InStreamRefusal, hold_tolerance, refusal, retry_after_secs};
+use tandem_identity::hold_tolerance;
 use tandem_types::Harness;
 
 /// Seconds of silence after which each gave up, and whether comments or events kept its stream alive.
@@ -69,8 +69,6 @@ fn an_unknown_client_gets_the_least_of_all() {
             assert!(one.silent <= other.silent, "{:?}", entry.harness);
             let proven = one.early_200.expect("events").proven;
             assert!(other.early_200.is_none_or(|k| proven <= k.proven), "{:?}", entry.harness);
-            let attempts = refusal(entry.harness).attempts.unwrap_or(u32::MAX);
-            assert!(refusal(unknown).attempts.expect("counted") <= attempts);
         }
         assert_eq!(hold_tolerance(unknown, false, None).silent, Duration::from_secs(55));
     }
@@ -87,19 +85,4 @@ fn a_stated_timeout_only_shortens() {
     let short = hold_tolerance(Harness::Unknown, true, Some(Duration::from_secs(8)));
     assert_eq!(short.early_200_after, Duration::from_secs(4));
     assert!(short.early_200.is_some_and(|k| k.every < Duration::from_secs(8)));
-}
-
-#[test]
-fn refusals() {
-    assert_eq!(refusal(Harness::ClaudeCode).in_stream, InStreamRefusal::Overloaded);
-    assert_eq!(refusal(Harness::Codex).in_stream, InStreamRefusal::RateLimitFailed);
-    assert_eq!(refusal(Harness::OpenCode).in_stream, InStreamRefusal::ChatError);
-    assert_eq!(refusal(Harness::Pi).in_stream, InStreamRefusal::None);
-    assert!(refusal(Harness::Codex).needs_retry_after);
-    for deaf in [Harness::Pi, Harness::GeminiCli] {
-        assert!(!refusal(deaf).honours_retry_after);
-    }
-    let ms = Duration::from_millis;
-    let asked = [ms(0), ms(5_000), ms(5_001), ms(59_999), ms(3_600_000), Duration::MAX].map(retry_after_secs);
-    assert_eq!(asked, [5, 5, 6, 60, 60, 60]);
 }
