@@ -22,7 +22,7 @@ use crate::config::{ConfigError, EngineConfig, Flavor, SchedulingPolicy};
 use crate::events;
 use crate::pass::{Admission, Finish, Load, Pass, TokenOutput};
 use crate::pool::{KeyHasher, Pool};
-use crate::request::{Prompt, Refusal, Request, RequestKey};
+use crate::request::{Namespace, Output, Prompt, Refusal, Request, RequestKey};
 use crate::seq::Seq;
 use crate::sglang::NewTokenRatio;
 use crate::timing::PassShape;
@@ -420,6 +420,8 @@ impl EngineModel {
         // Shared texts need not outlive the request.
         seq.chain = Chain::none();
         seq.prompt = Prompt::Blocks { ids: [].into(), tokens: 0 };
+        seq.output = Output::Seeded { seed: 0, tokens: 0 };
+        seq.namespace = Namespace::default();
         seq.session = None;
         self.vacant.push(slot);
     }

@@ -125,12 +125,6 @@ impl SequenceHasher {
         all
     }
 
-    /// Number of whole blocks so far.
-    #[must_use]
-    pub fn whole_blocks(&self) -> usize {
-        self.done.len()
-    }
-
     fn partial(&self) -> Option<u64> {
         (!self.unfinished.is_empty()).then(|| chain(self.last, block_hash(&self.unfinished)))
     }

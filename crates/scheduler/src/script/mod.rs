@@ -41,8 +41,6 @@ use crate::invariants::{self, Violation};
 use crate::replay::Step;
 use crate::{Scheduler, SchedulerConfig};
 
-pub use render::effect as render_effect;
-
 /// Why a script cannot be played to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
@@ -69,7 +67,7 @@ pub enum ScriptError {
 
 /// A script, understood.
 #[derive(Debug, Clone, Default)]
-pub struct Script {
+struct Script {
     config: SchedulerConfig,
     seed: u64,
     lines: Vec<Line>,
@@ -96,35 +94,15 @@ impl Script {
     ///
     /// # Errors
     /// [`ScriptError::Syntax`] names the line.
-    pub fn parse(text: &str) -> Result<Self, ScriptError> {
+    fn parse(text: &str) -> Result<Self, ScriptError> {
         parse::script(text)
-    }
-
-    /// The configuration that the script asks for.
-    #[must_use]
-    pub const fn config(&self) -> &SchedulerConfig {
-        &self.config
-    }
-
-    /// The script's seed.
-    #[must_use]
-    pub const fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// The inputs alone, for other drivers.
-    pub fn steps(&self) -> impl Iterator<Item = &Step> {
-        self.lines.iter().filter_map(|line| match &line.content {
-            Content::Step(step) => Some(&**step),
-            Content::Other | Content::View(_) => None,
-        })
     }
 
     /// Plays the script; the script with its effects.
     ///
     /// # Errors
     /// [`ScriptError`] when the configuration is refused or an invariant breaks.
-    pub fn play(&self) -> Result<String, ScriptError> {
+    fn play(&self) -> Result<String, ScriptError> {
         let mut player = Player { core: Scheduler::new(self.config.clone(), self.seed)?, log: String::new() };
         for line in &self.lines {
             let number = line.number;

@@ -12,8 +12,7 @@ use crate::view::WorkerView;
 use crate::workers::WorkerState;
 
 /// One effect as a line, without the leading `>`.
-#[must_use]
-pub fn effect(effect: &Effect) -> String {
+pub(super) fn effect(effect: &Effect) -> String {
     match effect {
         Effect::Dispatch { turn, worker, attempt, delay } => {
             format!("dispatch {turn} {worker} attempt={attempt} delay={}", seconds(*delay))
