@@ -65,6 +65,7 @@ mod tests {
         map
     }
 
+    /// I-AUTH-1, I-AUTH-3.
     #[test]
     fn keys_in_both_ways_and_tenants() {
         let id = |text: &str| TenantId::new(text).expect("valid");

@@ -384,3 +384,83 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tandem_trace::config::SinkKind;
+    use tandem_trace::record::{Extras, Loss, RequestRecord};
+    use tandem_trace::writer::{EncodedRow, Pushed, SinkReport};
+    use tandem_types::Time;
+
+    use super::*;
+
+    /// Tells of each row's losses, and takes a row only when it may.
+    struct Gate {
+        may: mpsc::Receiver<()>,
+        losses: mpsc::Sender<u64>,
+    }
+
+    impl Sink for Gate {
+        fn push(&mut self, _: Time, _: &EncodedRow, loss: Loss) -> Pushed {
+            let _ = self.losses.send(loss.total());
+            let _ = self.may.recv();
+            Pushed::Taken
+        }
+
+        fn tick(&mut self, _: Time) {}
+
+        fn next_deadline(&self) -> Option<Time> {
+            None
+        }
+
+        fn close(&mut self, _: Time) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn report(&self) -> SinkReport {
+            SinkReport::default()
+        }
+    }
+
+    fn turn(n: usize) -> Finished {
+        let record = Record::request_end(1, None, RequestRecord::new(format!("r{n}")), Extras::default());
+        Finished { record, prompt: PromptTokens::Unknown, output: Vec::new() }
+    }
+
+    /// I-LOG-1: with the writer stuck, rows beyond the queue are lost at once, and counted in metrics and rows.
+    #[tokio::test]
+    async fn a_stuck_sink_costs_rows_and_not_turns() {
+        let ((go, may), (losses, told)) = (mpsc::channel(), mpsc::channel());
+        let metrics = Metrics::new().expect("buckets");
+        // For the row with which a trace begins.
+        go.send(()).expect("the sink lives");
+        let config = TraceConfig { sinks: vec![SinkKind::Otel], capacity: 4, ..TraceConfig::default() };
+        let log = TraceLog::open(Opening {
+            config: &config,
+            block_size: NonZeroU32::MIN,
+            policy: "test",
+            clock: Clock::start(),
+            metrics: metrics.clone(),
+            more: vec![Box::new(Gate { may, losses })],
+        })
+        .expect("opens");
+        assert_eq!(told.recv(), Ok(0));
+        // The writer is stuck in the first row; four wait; the rest has no room.
+        log.finished(turn(0));
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(0));
+        for n in 1..11 {
+            log.finished(turn(n));
+        }
+        let text = metrics.render();
+        assert!(text.contains("tandem_trace_rows_total 5"), "{text}");
+        assert!(text.contains("tandem_trace_rows_lost_total 6"), "{text}");
+        for _ in 0..64 {
+            let _ = go.send(());
+        }
+        log.close().await;
+        let told: Vec<u64> = told.try_iter().collect();
+        assert_eq!(told.iter().sum::<u64>(), 6, "{told:?}");
+    }
+}

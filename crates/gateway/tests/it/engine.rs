@@ -48,6 +48,11 @@ impl Call {
         self.raw(&[head.as_bytes(), body].concat()).await;
     }
 
+    /// Whether the gateway still takes what is sent.
+    pub(crate) const fn is_open(&self) -> bool {
+        self.open
+    }
+
     pub(crate) async fn json(&mut self, status: u16, body: &Value) {
         self.respond(status, "content-type: application/json\r\n", body.to_string().as_bytes()).await;
     }

@@ -38,6 +38,7 @@ async fn an_engine_that_hangs_up_before_a_byte_costs_nothing_but_a_retry() {
     assert_eq!(rows[0]["tandem"]["attempts"], 2);
 }
 
+/// I-STR-3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_breaks_before_its_first_byte_begins_again_elsewhere() {
     let engine = once!(call, {
@@ -53,6 +54,7 @@ async fn a_stream_that_breaks_before_its_first_byte_begins_again_elsewhere() {
     assert_eq!((rows.len(), outcome(&rows[0]).0.as_str()), (1, "finished"));
 }
 
+/// I-STR-2, I-TRN-3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_breaks_in_the_middle_ends_with_an_error_event_and_is_not_repeated() {
     let engine = once!(call, {
@@ -100,6 +102,7 @@ async fn an_engine_that_never_answers_is_given_up_and_cancelled() {
     assert_eq!(outcome(&rows[0]), ("rejected".to_owned(), "attempts_exhausted".to_owned()));
 }
 
+/// I-STR-4.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_falls_silent_in_its_answer_is_told_and_cancelled() {
     let engine = Engine::start(|call| {
@@ -170,6 +173,7 @@ async fn an_engines_last_words_pass_when_no_other_had_better_ones() {
     assert_eq!(engine.calls().len(), 3 + 1);
 }
 
+/// I-FLT-3, I-TRN-1.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_while_its_answer_is_made_costs_no_more() {
     let engine = Engine::start(|call| Box::pin(async move { call.gone().await })).await;
@@ -234,6 +238,7 @@ async fn a_client_that_closes_after_the_last_event_has_its_answer() {
     assert_eq!(rows[0]["request"]["output_tokens"], 3);
 }
 
+/// I-TRN-2: a row for each of the two, and one answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_comes_again_takes_the_place_of_the_first() {
     let engine = once!(call, { call.gone().await });
@@ -277,6 +282,7 @@ async fn a_call_that_comes_again_takes_the_place_of_a_stream_without_a_byte() {
     assert_eq!(ends[1].0, "finished");
 }
 
+/// I-BODY-2, I-SRV-2.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_clients_are_given_up() {
     let engine = Engine::fine().await;
@@ -446,4 +452,81 @@ async fn a_client_that_leaves_with_a_second_request_in_the_pipe_is_noticed() {
     assert_eq!(engine.calls().len(), 1, "the second request is not begun");
     let rows = setup.rows().await;
     assert_eq!((rows.len(), outcome(&rows[0]).1.as_str()), (1, "client_gone"));
+}
+
+/// I-BODY-1, I-GW-4: what does not fit into the memory for bodies waits, and is refused when none is given back.
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_share_a_bounded_memory() {
+    let engine = Engine::fine().await;
+    let setup = start_with(&[&engine], |config| {
+        config.limits.max_payload_size = "1MiB".parse().expect("a size");
+        config.limits.body_memory = "1MiB".parse().expect("a size");
+        config.timeouts.client_body_idle = Span::millis(400);
+    })
+    .await;
+    let mut large = chat("", false);
+    large["messages"][0]["content"] = json!("x".repeat(900 << 10));
+    let large = large.to_string();
+    let request = client::post("/v1/chat/completions", "", large.as_bytes());
+    let mut stalled = Client::connect(setup.addr()).await;
+    stalled.send(&request[..request.len() - 1]).await;
+    let reserved = async {
+        while !setup.metrics().await.contains("tandem_body_memory_bytes 9") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), reserved).await.expect("the first body is in memory");
+    let second = client::call(setup.addr(), &request).await;
+    assert!(matches!(second.status, 200 | 503), "{}", second.text());
+    let first = stalled.answer().await;
+    assert_eq!(first.status, 400, "the first one stopped coming");
+    // Its memory was given back.
+    assert_eq!(client::call(setup.addr(), &request).await.status, 200);
+    let metrics = setup.metrics().await;
+    assert!(metrics.contains("tandem_body_memory_bytes 0"), "{metrics}");
+}
+
+/// I-STR-1: an engine is not read faster than its client reads.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_read_slows_its_engine_down() {
+    const ENOUGH: usize = 256 << 20;
+    let (sent, mut progress) = tokio::sync::watch::channel(0_usize);
+    let engine = Engine::start(move |call| {
+        let sent = sent.clone();
+        Box::pin(async move {
+            call.stream_head().await;
+            let piece = engine::chunk(&json!({"content": "x".repeat(64 << 10)}), None);
+            while call.is_open() && *sent.borrow() < ENOUGH {
+                call.chunk(piece.as_bytes()).await;
+                sent.send_modify(|count| *count += piece.len());
+            }
+        })
+    })
+    .await;
+    let setup = start(&[&engine]).await;
+    let mut client = Client::connect(setup.addr()).await;
+    client.send(&client::post("/v1/chat/completions", "", chat("hi", true).to_string().as_bytes())).await;
+    // Until nothing moves any more.
+    while tokio::time::timeout(Duration::from_millis(500), progress.changed()).await.is_ok() {}
+    assert!(*progress.borrow() < ENOUGH / 4, "{} bytes were taken from the engine", *progress.borrow());
+    drop(client);
+    engine.wait_gone(1).await;
+    setup.idle().await;
+}
+
+/// I-SRV-1: connections beyond the bound wait for one that ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_beyond_the_bound_wait() {
+    let engine = Engine::fine().await;
+    let setup = start_with(&[&engine], |config| config.limits.max_connections = 1).await;
+    let mut first = Client::connect(setup.addr()).await;
+    first.send(&client::get("/version")).await;
+    assert_eq!(first.answer().await.status, 200);
+    let mut second = Client::connect(setup.addr()).await;
+    second.send(&client::get("/version")).await;
+    first.send(&client::get("/version")).await;
+    assert_eq!(first.answer().await.status, 200);
+    assert!(setup.metrics().await.contains("tandem_connections 1"));
+    drop(first);
+    assert_eq!(second.answer().await.status, 200);
 }

@@ -113,6 +113,7 @@ async fn an_engines_refusal_after_an_early_200_keeps_its_words() {
     assert_eq!(engine.calls().len(), 1);
 }
 
+/// I-OWN-2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
     let setup = without_engine(|config| config.hold.keep_alive = Span::millis(50)).await;

@@ -38,6 +38,7 @@ async fn a_stream_passes_unchanged_and_its_usage_is_asked_for_and_taken_out() {
     assert_ne!(rows[0]["request"]["request_id"], rows[1]["request"]["request_id"]);
 }
 
+/// I-GW-3.
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_of_the_request_reach_the_engine_as_they_were() {
     let engine = Engine::fine().await;

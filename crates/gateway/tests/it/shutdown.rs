@@ -11,6 +11,7 @@ use crate::client::{self, Client};
 use crate::engine::{self, Engine, chat_stream};
 use crate::setup::{chat, outcome, start, start_with};
 
+/// I-GW-1, I-LOG-3, I-SRV-3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_under_load_loses_no_stream_and_no_row() {
     const STREAMS: usize = 16;
@@ -55,6 +56,7 @@ async fn a_shutdown_under_load_loses_no_stream_and_no_row() {
     assert!(rows.iter().all(|row| outcome(row).0 == "finished"));
 }
 
+/// I-SRV-3.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_outlasts_the_grace_is_cut_and_told() {
     let engine = Engine::start(|call| Box::pin(async move { call.gone().await })).await;
@@ -83,6 +85,7 @@ async fn readiness_goes_before_the_door_is_closed() {
     tokio::time::timeout(Duration::from_secs(20), setup.gateway.wait()).await.expect("ends");
 }
 
+/// I-OWN-1, I-OWN-3.
 #[tokio::test(flavor = "multi_thread")]
 async fn recorded_inputs_give_the_same_decisions_again() {
     let (a, b) = (Engine::fine().await, Engine::fine().await);
@@ -123,6 +126,7 @@ async fn recorded_inputs_give_the_same_decisions_again() {
     assert_eq!(json!(again), decisions);
 }
 
+/// I-LOG-2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trace_of_a_prompt_sent_as_tokens_carries_its_hashes() {
     let engine = Engine::start(|call| {
