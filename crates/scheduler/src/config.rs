@@ -28,6 +28,9 @@ pub struct SchedulerConfig {
     /// How long turns for models that nobody serves wait for engines that never reported yet. Loading a large
     /// model takes minutes.
     pub startup_grace: Duration,
+    /// A worker's report of its load is believed for this long: a worker whose reports stop while it is ready would
+    /// else be shunned for ever because of requests that are long over. Reports come every few seconds.
+    pub load_report_ttl: Duration,
     /// Circuit breaker.
     pub breaker: BreakerConfig,
 }
@@ -43,6 +46,7 @@ impl Default for SchedulerConfig {
             backoff_first: Duration::from_millis(50),
             backoff_max: Duration::from_secs(2),
             startup_grace: Duration::from_secs(10 * 60),
+            load_report_ttl: Duration::from_secs(30),
             breaker: BreakerConfig::default(),
         }
     }

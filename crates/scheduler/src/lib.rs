@@ -119,7 +119,7 @@ impl Scheduler {
     pub fn next_deadline(&self) -> Option<Time> {
         let held = self.queue.next_deadline().map(|(at, _)| at);
         let idle = self.programs.idle_since().map(|since| since + self.config.program_idle_ttl);
-        // An open breaker matters to nobody until a turn waits or arrives.
+        // An open breaker matters to nobody until a turn waits or arrives, an old load report until one arrives.
         let half_open = self.workers.next_half_open().filter(|_| !self.queue.is_empty()).map(|(at, _)| at);
         [held, idle, half_open].into_iter().flatten().min()
     }

@@ -43,10 +43,7 @@ impl Scheduler {
         }
         self.set_state(id, WorkerState::Down);
         // Whatever others had there went with it.
-        self.workers.change(id, |worker| {
-            worker.meter.forget_foreign();
-            worker.report = None;
-        });
+        self.workers.change(id, Worker::forget_report);
     }
 
     pub(crate) fn on_worker_removed(&mut self, id: WorkerId) {
@@ -54,8 +51,10 @@ impl Scheduler {
     }
 
     pub(crate) fn on_worker_load(&mut self, id: WorkerId, load: LoadReport) {
+        let until = self.now + self.config.load_report_ttl;
         let known = self.workers.change(id, |worker| {
             worker.report = Some(load);
+            worker.report_until = Some(until);
             worker.meter.reported(&load);
         });
         if known.is_none() {

@@ -44,6 +44,8 @@ pub(crate) struct Worker {
     models: Option<Arc<[String]>>,
     pub(crate) meter: LoadMeter,
     pub(crate) report: Option<LoadReport>,
+    /// When the report is no longer believed.
+    pub(crate) report_until: Option<Time>,
     pub(crate) turns_running: u32,
     pub(crate) breaker: Breaker,
     /// The load under which `ready` knows this worker.
@@ -52,6 +54,8 @@ pub(crate) struct Worker {
     free_at: Option<u64>,
     /// The time under which `opened` knows this worker.
     opened_at: Option<Time>,
+    /// The time under which `reported` knows this worker.
+    reported_at: Option<Time>,
 }
 
 impl Worker {
@@ -62,12 +66,20 @@ impl Worker {
             models: None,
             meter: LoadMeter::new(),
             report: None,
+            report_until: None,
             turns_running: 0,
             breaker,
             ready_at: None,
             free_at: None,
             opened_at: None,
+            reported_at: None,
         }
+    }
+
+    /// What others have there is not known any more.
+    pub(crate) const fn forget_report(&mut self) {
+        self.meter.forget_foreign();
+        (self.report, self.report_until) = (None, None);
     }
 
     fn serves(&self, model: Option<&str>) -> bool {
@@ -127,6 +139,7 @@ pub(crate) struct Workers {
     ready: BTreeSet<(u64, WorkerId)>,
     free: BTreeSet<(u64, WorkerId)>,
     opened: BTreeSet<(Time, WorkerId)>,
+    reported: BTreeSet<(Time, WorkerId)>,
 }
 
 impl Workers {
@@ -170,8 +183,10 @@ impl Workers {
         reindex(&mut self.ready, id, &mut worker.ready_at, ready_at);
         reindex(&mut self.free, id, &mut worker.free_at, free_at);
         reindex(&mut self.opened, id, &mut worker.opened_at, opened_at);
+        reindex(&mut self.reported, id, &mut worker.reported_at, worker.report_until);
         if worker.state == WorkerState::Removed && worker.meter.ours() == 0 {
             reindex(&mut self.opened, id, &mut worker.opened_at, None);
+            reindex(&mut self.reported, id, &mut worker.reported_at, None);
             self.by_id.remove(&id);
         }
         Some(result)
@@ -180,6 +195,11 @@ impl Workers {
     /// The first end of an open breaker's time.
     pub(crate) fn next_half_open(&self) -> Option<(Time, WorkerId)> {
         self.opened.first().copied()
+    }
+
+    /// The first end of a load report's time.
+    pub(crate) fn next_stale_report(&self) -> Option<(Time, WorkerId)> {
+        self.reported.first().copied()
     }
 
     /// Whether some worker may come to serve the model: nothing is known of any worker yet, one that is not
@@ -217,9 +237,12 @@ impl Workers {
         };
         let opened: BTreeSet<(Time, WorkerId)> =
             self.iter().filter_map(|(id, w)| Some((w.breaker.open_until()?, id))).collect();
+        let reported: BTreeSet<(Time, WorkerId)> =
+            self.iter().filter_map(|(id, w)| Some((w.report_until?, id))).collect();
         self.ready == keys(Worker::is_ready)
             && self.free == keys(|w| w.is_ready() && w.has_slot())
             && self.opened == opened
+            && self.reported == reported
             && self.iter().all(|(_, w)| w.state != WorkerState::Removed || w.meter.ours() > 0)
     }
 }

@@ -93,6 +93,31 @@ fn every_refusal_names_a_whole_number_of_seconds_between_5_and_60() {
     }
 }
 
+#[test]
+fn a_worker_whose_reports_stop_is_not_shunned_for_ever() {
+    let mut core =
+        scheduler(SchedulerConfig { policy: "least_load".to_owned(), ..SchedulerConfig::default() });
+    feed(&mut core, 0, up(0, &[], None));
+    feed(&mut core, 0, up(1, &[], None));
+    let load = LoadReport { running: 50, ..LoadReport::default() };
+    feed(&mut core, 0, Input::WorkerLoad { worker: worker(0), load });
+    let mut turn = 0;
+    let mut goes_to = |core: &mut Scheduler, ms: u64| {
+        turn += 1;
+        let effects = feed(core, ms, Input::TurnArrived(arrival(turn)));
+        let [_, Effect::Dispatch { worker, .. }] = effects[..] else { panic!("{effects:?}") };
+        worker
+    };
+    let first = [goes_to(&mut core, 1), goes_to(&mut core, 29_999)];
+    assert_eq!(first, [worker(1); 2]);
+    // The last report is 30 s old. A newer one counts as long again.
+    assert_eq!(goes_to(&mut core, 30_000), worker(0));
+    feed(&mut core, 30_000, Input::WorkerLoad { worker: worker(0), load });
+    assert_eq!(core.view().worker(worker(0)).map(|w| w.load), Some(50));
+    assert_eq!(goes_to(&mut core, 59_999), worker(1));
+    assert_eq!(core.next_deadline(), None);
+}
+
 /// I-SCH-10.
 #[test]
 fn nonsense_from_a_driver_is_counted_and_changes_nothing() {
