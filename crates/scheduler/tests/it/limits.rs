@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tandem_scheduler::{
-    BreakerConfig, DispatchFailure, Effect, FailureKind, Input, Scheduler, SchedulerConfig, TurnArrival,
-    TurnResult, invariants,
+    BreakerConfig, BreakerState, DispatchFailure, Effect, FailureKind, Input, Scheduler, SchedulerConfig,
+    TurnArrival, TurnResult, invariants,
 };
 use tandem_types::{LoadReport, Time, TurnId};
 
@@ -116,6 +116,51 @@ fn a_worker_whose_reports_stop_is_not_shunned_for_ever() {
     assert_eq!(core.view().worker(worker(0)).map(|w| w.load), Some(50));
     assert_eq!(goes_to(&mut core, 59_999), worker(1));
     assert_eq!(core.next_deadline(), None);
+}
+
+#[test]
+fn what_others_had_on_a_worker_that_went_down_is_forgotten() {
+    let mut core = scheduler(SchedulerConfig::default());
+    feed(&mut core, 0, up(0, &[], None));
+    let load = LoadReport { running: 50, ..LoadReport::default() };
+    feed(&mut core, 0, Input::WorkerLoad { worker: worker(0), load });
+    feed(&mut core, 1, Input::WorkerDown { worker: worker(0) });
+    feed(&mut core, 2, up(0, &[], None));
+    let view = core.view().worker(worker(0)).expect("known");
+    assert_eq!((view.load, view.report), (0, None));
+}
+
+#[test]
+fn a_worker_that_was_away_gets_a_probe_as_soon_as_it_is_back() {
+    let breaker = BreakerConfig { failures_to_open: 1, ..BreakerConfig::default() };
+    let mut core = scheduler(SchedulerConfig { breaker, ..SchedulerConfig::default() });
+    feed(&mut core, 0, up(0, &[], None));
+    feed(&mut core, 0, turn_of(1, "a"));
+    let failure = DispatchFailure { kind: FailureKind::Connect, retryable: false };
+    feed(&mut core, 0, Input::TurnFailed { turn: TurnId(1), failure });
+    let state = |core: &Scheduler| core.view().worker(worker(0)).expect("known").breaker;
+    // Told again that it is ready, it was not away: its breaker stays open.
+    feed(&mut core, 1, up(0, &[], None));
+    assert!(matches!(state(&core), BreakerState::Open { .. }));
+    feed(&mut core, 2, Input::WorkerDown { worker: worker(0) });
+    feed(&mut core, 3, up(0, &[], None));
+    assert!(matches!(state(&core), BreakerState::HalfOpen { probe: None, .. }));
+}
+
+/// I-BRK-4: an answer that has begun closes a half-open breaker before it has ended.
+#[test]
+fn the_first_byte_of_a_probe_brings_a_worker_back() {
+    let breaker = BreakerConfig { failures_to_open: 1, ..BreakerConfig::default() };
+    let mut core = scheduler(SchedulerConfig { breaker, ..SchedulerConfig::default() });
+    feed(&mut core, 0, up(0, &[], None));
+    feed(&mut core, 0, turn_of(1, "a"));
+    let failure = DispatchFailure { kind: FailureKind::Connect, retryable: false };
+    feed(&mut core, 0, Input::TurnFailed { turn: TurnId(1), failure });
+    feed(&mut core, 6000, turn_of(2, "b"));
+    let state = |core: &Scheduler| core.view().worker(worker(0)).expect("known").breaker;
+    assert!(matches!(state(&core), BreakerState::HalfOpen { probe: Some(TurnId(2)), .. }));
+    feed(&mut core, 6001, Input::FirstToken { turn: TurnId(2) });
+    assert_eq!(state(&core), BreakerState::Closed { failures: 0 });
 }
 
 /// I-SCH-10.
