@@ -6,7 +6,7 @@ use tandem_scheduler::{
     BreakerConfig, BreakerState, DispatchFailure, Effect, FailureKind, Input, Scheduler, SchedulerConfig,
     TurnArrival, TurnResult, invariants,
 };
-use tandem_types::{LoadReport, Time, TurnId};
+use tandem_types::{GroupId, LoadReport, Time, TurnId};
 
 use crate::support::{arrival, ended, program, turn_of, up, worker};
 
@@ -131,6 +131,27 @@ fn what_others_had_on_a_worker_that_went_down_is_forgotten() {
 }
 
 #[test]
+fn a_program_keeps_the_parent_and_the_group_that_it_named_first() {
+    let mut core = scheduler(SchedulerConfig::default());
+    feed(&mut core, 0, up(0, &[], None));
+    let said =
+        [(None, None), (Some("p"), Some("g")), (None, None), (Some("q"), Some("h")), (Some("c"), None)];
+    let seen = said.into_iter().zip(1..).map(|((parent, group), turn)| {
+        let arrival = TurnArrival {
+            program: Some(program("c")),
+            parent: parent.map(program),
+            group: group.and_then(|group| GroupId::new(group).ok()),
+            ..arrival(turn)
+        };
+        feed(&mut core, turn, Input::TurnArrived(arrival));
+        let view = core.view().program(&program("c")).expect("known");
+        (view.parent, view.group.map(|group| group.to_string()))
+    });
+    let named = (Some(program("p")), Some("g".to_owned()));
+    assert_eq!(seen.collect::<Vec<_>>(), [(None, None), named.clone(), named.clone(), named.clone(), named]);
+}
+
+#[test]
 fn a_worker_that_was_away_gets_a_probe_as_soon_as_it_is_back() {
     let breaker = BreakerConfig { failures_to_open: 1, ..BreakerConfig::default() };
     let mut core = scheduler(SchedulerConfig { breaker, ..SchedulerConfig::default() });
@@ -231,6 +252,8 @@ fn an_arrival_does_not_overtake_those_whom_a_breaker_lets_go_at_the_same_call() 
     // Worker 1 is well and full, worker 0 free and not well: turn 3 waits.
     let held = feed(&mut core, 2, turn_of(3, "c"));
     assert!(matches!(held[..], [Effect::Hold { .. }]), "{held:?}");
+    // The end of the breaker's time comes before that of its patience, and the driver must call then.
+    assert_eq!(core.next_deadline(), Some(Time::from_millis(5000)));
     // Worker 0's breaker is half-open when turn 4 arrives, and nobody called the time-out before.
     let effects = feed(&mut core, 6000, turn_of(4, "d"));
     let went = |turn: u64| {
