@@ -61,7 +61,9 @@ fn turns_and_queue(core: &Scheduler) -> Result<(), Violation> {
         format!("{held} turns are held, the queue has {}", core.queue.len())
     })?;
     ensure(core.queue.len() <= core.config.queue_max, "I-QUE-1", || "the queue is over its bound".into())?;
-    ensure(core.turns.is_sound(), "I-SCH-2", || "an answering turn could be replaced".into())
+    ensure(core.turns.is_sound(), "I-SCH-2", || {
+        "an answering turn could be replaced, or another could not".into()
+    })
 }
 
 fn workers(core: &Scheduler) -> Result<(), Violation> {

@@ -128,18 +128,16 @@ impl Turns {
 
     /// Checks that exactly the unanswered turns can be replaced, each by its own key.
     pub(crate) fn is_sound(&self) -> bool {
-        let replaceable = self.by_id.iter().filter(|(id, turn)| {
-            retry_id(&turn.arrival).is_some_and(|key| self.unanswered.get(&key) == Some(id))
-        });
-        let answering = |turn: &Turn| matches!(turn.phase, Phase::Running { answering: true, .. });
-        let mut count = 0_usize;
-        for (_, turn) in replaceable {
-            if answering(turn) {
+        let mut replaceable = 0_usize;
+        for (id, turn) in &self.by_id {
+            let Some(key) = retry_id(&turn.arrival) else { continue };
+            let answering = matches!(turn.phase, Phase::Running { answering: true, .. });
+            if (self.unanswered.get(&key) == Some(id)) == answering {
                 return false;
             }
-            count += 1;
+            replaceable += usize::from(!answering);
         }
-        count == self.unanswered.len()
+        replaceable == self.unanswered.len()
     }
 }
 
