@@ -155,8 +155,6 @@ pub struct Resolved {
     pub trace_tokens: sections::TraceTokens,
     /// Tokens in a hashed block.
     pub trace_block_size: NonZeroU32,
-    /// Where rows go over OTLP/HTTP.
-    pub otel_endpoint: Option<String>,
     /// Where harnesses push tool events.
     pub tool_zmq: Option<ToolZmq>,
 }
@@ -224,10 +222,9 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
         timeouts: config.timeouts.clone(),
         limits: config.limits.clone(),
         hold: config.hold.clone(),
-        trace: config.trace.enabled.then(|| trace(&config)),
+        trace: if config.trace.enabled { Some(trace(&config)?) } else { None },
         trace_tokens: config.trace.tokens,
         trace_block_size: NonZeroU32::new(config.trace.block_size).unwrap_or(NonZeroU32::MIN),
-        otel_endpoint: config.trace.otel_endpoint.clone(),
         tool_zmq: tool_zmq(&config),
         written: config,
     })
@@ -363,6 +360,9 @@ fn scheduler(config: &Config) -> Result<SchedulerConfig, ConfigError> {
         startup_grace: config.health.startup_grace.0,
         ..SchedulerConfig::default()
     };
+    // Some reports may fail before a load counts as unknown.
+    scheduler.load_report_ttl =
+        scheduler.load_report_ttl.max(config.health.load_interval.0.saturating_mul(5));
     scheduler.breaker.failures_to_open = config.breaker.failure_threshold;
     scheduler.breaker.open_first = config.breaker.timeout.0;
     scheduler.breaker.open_max = config.breaker.max_timeout.0;
@@ -407,13 +407,19 @@ pub fn apply_trace_environment(
     Ok(found.warnings)
 }
 
-fn trace(config: &Config) -> TraceConfig {
+fn trace(config: &Config) -> Result<TraceConfig, ConfigError> {
     let trace = &config.trace;
     if let Some(environment) = &trace.environment {
-        return TraceConfig { path: PathBuf::from(&trace.path), ..environment.as_ref().clone() };
+        if environment.sinks.contains(&SinkKind::Otel) {
+            return Err(value(
+                "TANDEM_TRACE_SINKS",
+                "there is no otel exporter in this build: write file or stderr",
+            ));
+        }
+        return Ok(TraceConfig { path: PathBuf::from(&trace.path), ..environment.as_ref().clone() });
     }
     let defaults = TraceConfig::default();
-    TraceConfig {
+    Ok(TraceConfig {
         records: Records { decision: trace.decisions, ..defaults.records },
         sinks: trace
             .sinks
@@ -421,7 +427,6 @@ fn trace(config: &Config) -> TraceConfig {
             .map(|sink| match sink {
                 TraceSink::File => SinkKind::File,
                 TraceSink::Stderr => SinkKind::Stderr,
-                TraceSink::Otel => SinkKind::Otel,
             })
             .collect(),
         path: PathBuf::from(&trace.path),
@@ -440,7 +445,7 @@ fn trace(config: &Config) -> TraceConfig {
         output_hashes: trace.output_hashes,
         tool_zmq: tool_zmq(config),
         ..defaults
-    }
+    })
 }
 
 fn tenancy(auth: &sections::Auth) -> Result<Tenancy, ConfigError> {

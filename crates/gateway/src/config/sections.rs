@@ -299,7 +299,7 @@ pub struct EngineTls {
 pub struct Trace {
     /// Whether to write it.
     pub enabled: bool,
-    /// Where to: `file`, `stderr`, `otel`.
+    /// Where to: `file`, `stderr`.
     pub sinks: Vec<TraceSink>,
     /// The file (`jsonl`), or the prefix of its segments (`jsonl_gz`).
     pub path: String,
@@ -321,8 +321,6 @@ pub struct Trace {
     pub output_hashes: bool,
     /// Tokens in a hashed block.
     pub block_size: u32,
-    /// Where rows go over OTLP/HTTP, such as `http://127.0.0.1:4318`; for the sink `otel`.
-    pub otel_endpoint: Option<String>,
     /// What the environment says (`TANDEM_TRACE*`, `DYN_REQUEST_TRACE*`): it beats the keys above.
     #[serde(skip)]
     #[schemars(skip)]
@@ -345,7 +343,6 @@ impl Default for Trace {
             tokens: TraceTokens::Seen,
             output_hashes: trace.output_hashes,
             block_size: 16,
-            otel_endpoint: None,
             environment: None,
         }
     }
@@ -359,8 +356,6 @@ pub enum TraceSink {
     File,
     /// The error stream.
     Stderr,
-    /// OTLP logs (builds with the feature `otlp`).
-    Otel,
 }
 
 /// Form of trace files.

@@ -8,6 +8,7 @@ mod config;
 mod engine;
 mod faults;
 mod holds;
+mod modelled;
 mod plain;
 mod setup;
 mod shutdown;
