@@ -191,6 +191,7 @@ impl fmt::Display for WorkerId {
 mod tests {
     use super::*;
 
+    /// I-TYP-1.
     #[test]
     fn ids_are_trimmed_bounded_visible_ascii() {
         assert_eq!(SessionId::new("  ses_1 ").map(String::from), Ok("ses_1".to_owned()));

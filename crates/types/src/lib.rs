@@ -2,9 +2,8 @@
 //!
 //! - Purpose: one vocabulary (session, program, turn, worker, block, tier) so that the crates above never
 //!   need each other's types.
-//! - Invariants: I-TYP-1 every id from outside is bounded and visible ASCII ([`ids`]); I-TYP-2 time is a
-//!   number handed in, never read here ([`Time`]); I-TYP-3 nothing here does I/O or allocates without a
-//!   bound named in [`limits`].
+//! - Invariants: I-TYP-1 every id from outside is bounded and visible ASCII ([`ids`]). Time is a number handed
+//!   in, never read here ([`Time`]); bounds of what comes from outside are named in [`limits`].
 //! - Deliberately absent: logic, clocks, randomness, async.
 
 pub mod context;
