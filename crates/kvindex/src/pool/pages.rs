@@ -1,9 +1,11 @@
 //! The pages themselves: 256 small tables, so that a reader waits for one object's change at most.
 
-use std::hash::{BuildHasher, Hasher};
+use std::hash::Hasher;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use indexmap::IndexMap;
+
+use crate::spread::Spread;
 
 use super::PageHash;
 
@@ -23,38 +25,6 @@ pub(super) struct Page {
     pub(super) plane: u32,
     /// The tenant's generation when this was last touched.
     pub(super) seen_in: u32,
-}
-
-/// Keys are digests already: spread them and be done.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Spread;
-
-#[derive(Debug, Default)]
-pub(super) struct SpreadHasher(u64);
-
-impl BuildHasher for Spread {
-    type Hasher = SpreadHasher;
-
-    fn build_hasher(&self) -> SpreadHasher {
-        SpreadHasher::default()
-    }
-}
-
-impl Hasher for SpreadHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 ^= self.0 >> 32;
-    }
 }
 
 pub(super) type Part = IndexMap<PageKey, Page, Spread>;
