@@ -18,6 +18,10 @@ pub(super) struct Chunk {
     pub(super) usage: bool,
     /// Where the null of `"usage":null` stands in the data.
     pub(super) usage_null: Option<Range<usize>>,
+    /// Where the value of `system_fingerprint` stands in the data.
+    pub(super) fingerprint: Option<Range<usize>>,
+    /// It ended the last choice that was still open.
+    pub(super) ends_all: bool,
     /// The chunk reports an error: it passes whatever else it holds.
     pub(super) error: bool,
     /// `object` is "error": the whole chunk is an error object, as older vLLM versions write it.
@@ -47,10 +51,12 @@ pub(super) fn event(reading: &mut Reading, data: &[u8]) -> Chunk {
     if object(reading, &mut chunk, &mut scan).and_then(|()| scan.end()).is_err() {
         return Chunk::default();
     }
+    let was_complete = reading.facts.complete;
     let ended = reading.facts.choices.iter().filter(|choice| choice.finish_reason.is_some()).count();
     let all = ended == reading.facts.choices.len();
     if all && u32::try_from(ended).is_ok_and(|ended| ended > 0 && ended >= reading.expected) {
         reading.facts.complete = true;
+        chunk.ends_all = !was_complete;
     }
     chunk
 }
@@ -82,6 +88,11 @@ fn object(reading: &mut Reading, chunk: &mut Chunk, scan: &mut Scanner<'_>) -> S
                 reading.counts.read(scan)?;
                 chunk.usage = kind == Kind::Object;
                 chunk.usage_null = (kind == Kind::Null).then(|| start..scan.position());
+            }
+            b"system_fingerprint" => {
+                let start = scan.position();
+                scan.skip()?;
+                chunk.fingerprint = Some(start..scan.position());
             }
             b"prompt_token_ids" => reading.prompt_tokens(scan)?,
             b"error" => {

@@ -10,7 +10,9 @@
 //!   chunk with empty `choices` before `[DONE]` and nothing else (vLLM leaves unset fields out, SGLang writes
 //!   `"usage":null` on every chunk whether asked or not). Services that follow OpenAI's reference to the letter
 //!   write `"usage":null` on the other chunks only when asked: [`UsageFilter::DropChunkAndNulls`]. An engine that
-//!   is set to report usage always loses its chunk, too: it cannot be told apart.
+//!   is set to report usage always loses its chunk, too: it cannot be told apart. vLLM 0.32 writes
+//!   `system_fingerprint` on its last chunk: where that is the one taken out, the member goes back to the chunk
+//!   that ended the answer, which waits for this (engines send the two together).
 //! - Deliberately absent: repair of broken streams; assembling text.
 //! - Sources: vLLM 0.32.0 streams as recorded; vLLM 0.33 and SGLang 0.5.23 front ends; Anthropic and OpenAI API
 //!   references.

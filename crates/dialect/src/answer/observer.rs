@@ -1,6 +1,7 @@
 //! The observer of a stream: facts, and the bytes that pass.
 
 use bytes::Bytes;
+use memchr::memrchr;
 use tandem_types::Dialect;
 
 use super::{AnswerFacts, Reading, chat, messages, responses};
@@ -36,6 +37,8 @@ pub struct StreamObserver {
     passing: bool,
     /// The last event was taken out.
     dropped: bool,
+    /// The event that ended the last choice, until it is known what stands in the chunk that is taken out.
+    waiting: Option<Vec<u8>>,
     /// The stream ended inside an event that was passed on.
     torn: bool,
 }
@@ -43,8 +46,11 @@ pub struct StreamObserver {
 /// What becomes of an event.
 enum Verdict {
     Pass,
-    Drop,
+    /// Out, with the value of its `system_fingerprint`, which belongs to the event before.
+    Drop(Option<Vec<u8>>),
     Replace(Vec<u8>),
+    /// These bytes go out when the next event is known.
+    Wait(Vec<u8>),
 }
 
 /// What becomes of a part of the stream that ended at this offset of the chunk.
@@ -66,6 +72,7 @@ impl StreamObserver {
             held: Vec::new(),
             passing: false,
             dropped: false,
+            waiting: None,
             torn: false,
         }
     }
@@ -104,13 +111,14 @@ impl StreamObserver {
         let mut verdict = Verdict::Pass;
         segments.finish(|raw| verdict = judge(reading, raw, joined, *filter, dropped));
         self.reading.refresh();
+        self.let_go(&verdict, out);
         match verdict {
             Verdict::Pass => out.append(&mut self.held),
-            Verdict::Drop => {
+            Verdict::Drop(_) => {
                 self.held.clear();
                 self.torn = false;
             }
-            Verdict::Replace(bytes) => {
+            Verdict::Replace(bytes) | Verdict::Wait(bytes) => {
                 self.held.clear();
                 out.push(bytes.into());
             }
@@ -149,11 +157,25 @@ impl StreamObserver {
         stream_error(self.reading.dialect, kind, message, retry_after_s, &position)
     }
 
+    /// Sends the waiting event, now that the verdict on the next one is known.
+    fn let_go(&mut self, next: &Verdict, out: &mut Vec<Bytes>) {
+        let Some(mut event) = self.waiting.take() else { return };
+        if let Verdict::Drop(Some(fingerprint)) = next
+            && let Some(end) = memrchr(b'}', &event)
+        {
+            let member = [b",\"system_fingerprint\":", fingerprint.as_slice()].concat();
+            event.splice(end..end, member);
+        }
+        out.push(event.into());
+    }
+
     /// Passes on what the verdicts allow: runs of events that pass go out as one piece.
     fn release(&mut self, chunk: &Bytes, ended: Vec<Ended>, out: &mut Vec<Bytes>) {
         // Bytes of the chunk from `open` on are not decided; from `run` on they pass but are not yet out.
         let (mut run, mut open) = (0, 0);
         for (end, verdict) in ended {
+            // Nothing is undecided between a waiting event and the next one.
+            self.let_go(&verdict, out);
             if !matches!(verdict, Verdict::Pass) {
                 give(out, chunk, run, open);
                 self.held.clear();
@@ -161,8 +183,10 @@ impl StreamObserver {
             } else if !self.held.is_empty() {
                 out.append(&mut self.held);
             }
-            if let Verdict::Replace(bytes) = verdict {
-                out.push(bytes.into());
+            match verdict {
+                Verdict::Pass | Verdict::Drop(_) => {}
+                Verdict::Replace(bytes) => out.push(bytes.into()),
+                Verdict::Wait(bytes) => self.waiting = Some(bytes),
             }
             open = end;
             self.passing = false;
@@ -205,7 +229,7 @@ fn judge(
             *dropped = false;
             return Verdict::Pass;
         }
-        Raw::LateLineFeed => return if *dropped { Verdict::Drop } else { Verdict::Pass },
+        Raw::LateLineFeed => return if *dropped { Verdict::Drop(None) } else { Verdict::Pass },
     };
     *dropped = false;
     let Some(event) = read_event(raw, joined) else { return Verdict::Pass };
@@ -216,12 +240,19 @@ fn judge(
             let chunk = chat::event(reading, event.data);
             if filter != UsageFilter::Keep && chunk.no_choices && chunk.usage && !chunk.error {
                 *dropped = true;
-                return Verdict::Drop;
+                let fingerprint = chunk.fingerprint.and_then(|at| event.data.get(at));
+                return Verdict::Drop(fingerprint.map(<[u8]>::to_vec));
             }
-            if filter == UsageFilter::DropChunkAndNulls
-                && let Some(null) = chunk.usage_null
-                && let Some(bytes) = without_usage_null(raw, event.data, null.start, null.end)
-            {
+            let replaced = match chunk.usage_null {
+                Some(null) if filter == UsageFilter::DropChunkAndNulls => {
+                    without_usage_null(raw, event.data, null.start, null.end)
+                }
+                _ => None,
+            };
+            if filter != UsageFilter::Keep && chunk.ends_all && !chunk.usage && chunk.fingerprint.is_none() {
+                return Verdict::Wait(replaced.unwrap_or_else(|| raw.to_vec()));
+            }
+            if let Some(bytes) = replaced {
                 return Verdict::Replace(bytes);
             }
         }

@@ -321,11 +321,42 @@ fn only_the_usage_chunk_is_taken_out() {
     let text = std::str::from_utf8(VLLM_CHAT).expect("utf-8");
     let start = text.find("data: {\"id\":\"chatcmpl-ab2cf75ba97dcbec\",\"object\":\"chat.completion.chunk\",\"created\":1795960333,\"model\":\"tiny\",\"choices\":[],").expect("usage chunk");
     let end = text.find("data: [DONE]").expect("done");
-    let want = format!("{}{}", &text[..start], &text[end..]);
+    // Without being asked for usage this engine ends the chunk before with the fingerprint: seen live.
+    let fingerprint = ",\"system_fingerprint\":\"vllm-0.32.0-d1aaad67\"}\n\n";
+    let before = text[..start].strip_suffix("}\n\n").expect("the end of the last chunk");
+    let want = format!("{before}{fingerprint}{}", &text[end..]);
     assert_eq!(filtered(DropChunk, VLLM_CHAT), want);
     assert_eq!(filtered(DropChunkAndNulls, VLLM_CHAT), want);
     let (_, facts) = observe_pieces(StreamObserver::new(Chat, DropChunk), [VLLM_CHAT]);
     assert_eq!(facts, self::facts(Chat, VLLM_CHAT), "the facts do not depend on the filter");
+}
+
+#[test]
+fn a_fingerprint_goes_back_to_the_chunk_that_ended_the_answer() {
+    let end =
+        |index: u32| format!("data: {{\"choices\":[{{\"index\":{index},\"finish_reason\":\"stop\"}}]}}\n\n");
+    let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1},\"system_fingerprint\":\"f\"}\n\n";
+    let marked = |event: String| event.replace("}\n\n", ",\"system_fingerprint\":\"f\"}\n\n");
+    let done = "data: [DONE]\n\n";
+    let sent = |choices: u32, stream: &str| {
+        let mut observer = StreamObserver::new(Chat, DropChunk).expecting(choices);
+        let mut out = Vec::new();
+        for byte in stream.as_bytes() {
+            observer.push(Bytes::copy_from_slice(&[*byte]), &mut out);
+        }
+        observer.finish(&mut out);
+        String::from_utf8(out.concat()).expect("utf-8")
+    };
+    assert_eq!(sent(1, &[&end(0), usage, done].concat()), marked(end(0)) + done);
+    // With two choices it belongs to the one that ended last.
+    let two = sent(2, &[&end(1), &end(0), usage, done].concat());
+    assert_eq!(two, end(1) + &marked(end(0)) + done);
+    // It goes nowhere when the chunk has one, and nothing is lost when no usage chunk comes.
+    let own = marked(end(0)).replace("\"f\"", "\"g\"");
+    assert_eq!(sent(1, &[&own, usage, done].concat()), own.clone() + done);
+    assert_eq!(sent(1, &[&end(0), done].concat()), end(0) + done);
+    assert_eq!(sent(1, &end(0)), end(0));
+    assert_eq!(sent(1, end(0).trim_end()), end(0).trim_end());
 }
 
 #[test]
