@@ -67,14 +67,14 @@ CALLS = [
     ("responses tool stream", lambda h: stream(lambda: oai.responses.create(
         model=MODEL, **DRAW, input="Weather in Oslo?", max_output_tokens=64, stream=True, tool_choice="required", extra_headers=h,
         tools=[{"type": "function", "name": "get_weather", "description": "Weather.", "parameters": TOOL, "strict": False}]))),
-    ("messages", lambda h: dump(ant.messages.create(model=MODEL, **DRAW, max_tokens=24, messages=ASK[1:], system="Be brief.", extra_headers=h))),
+    ("messages", lambda h: dump(ant.messages.create(model=MODEL, extra_body=DRAW, max_tokens=24, messages=ASK[1:], system="Be brief.", extra_headers=h))),
     ("messages stream", lambda h: messages_stream(
-        model=MODEL, **DRAW, max_tokens=24, messages=ASK[1:], system="Be brief.", extra_headers=h)),
+        model=MODEL, extra_body=DRAW, max_tokens=24, messages=ASK[1:], system="Be brief.", extra_headers=h)),
     ("messages tool", lambda h: dump(ant.messages.create(
-        model=MODEL, **DRAW, max_tokens=64, messages=ASK[1:], tool_choice={"type": "any"}, extra_headers=h,
+        model=MODEL, extra_body=DRAW, max_tokens=64, messages=ASK[1:], tool_choice={"type": "any"}, extra_headers=h,
         tools=[{"name": "get_weather", "description": "Weather.", "input_schema": TOOL}]))),
     ("messages tool stream", lambda h: messages_stream(
-        model=MODEL, **DRAW, max_tokens=64, messages=ASK[1:], tool_choice={"type": "any"}, extra_headers=h,
+        model=MODEL, extra_body=DRAW, max_tokens=64, messages=ASK[1:], tool_choice={"type": "any"}, extra_headers=h,
         tools=[{"name": "get_weather", "description": "Weather.", "input_schema": TOOL}])),
     ("messages count", lambda h: dump(ant.messages.count_tokens(model=MODEL, messages=ASK[1:], extra_headers=h))),
     ("error: unknown model", lambda h: dump(oai.chat.completions.create(model="nobody", messages=ASK, extra_headers=h))),
@@ -89,7 +89,7 @@ CALLS = [
     ("error: messages unknown model", lambda h: dump(ant.messages.create(
         model="nobody", max_tokens=8, messages=ASK[1:], extra_headers=h))),
     ("error: messages too long", lambda h: dump(ant.messages.create(
-        model=MODEL, **DRAW, max_tokens=8, messages=[{"role": "user", "content": "word " * 60000}], extra_headers=h))),
+        model=MODEL, extra_body=DRAW, max_tokens=8, messages=[{"role": "user", "content": "word " * 60000}], extra_headers=h))),
     ("error: responses unknown model", lambda h: dump(oai.responses.create(model="nobody", input="x", extra_headers=h))),
 ]
 

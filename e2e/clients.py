@@ -31,6 +31,33 @@ def level(value, names):
     return value
 
 
+def difference(a, b, path="answer"):
+    """Where two answers first differ, in words; None when they are equal."""
+    if type(a) is not type(b):
+        return f"{path}: {json.dumps(a)[:300]} and {json.dumps(b)[:300]}"
+    if isinstance(a, dict):
+        for key in {**a, **b}:
+            if (key in a) != (key in b):
+                return f"{path}.{key}: only {'straight' if key in a else 'through'}"
+            if found := difference(a[key], b[key], f"{path}.{key}"):
+                return found
+        return None
+    if isinstance(a, list):
+        for number, (x, y) in enumerate(zip(a, b)):
+            if found := difference(x, y, f"{path}[{number}]"):
+                return found
+        return None if len(a) == len(b) else f"{path}: {len(a)} and {len(b)} items"
+    return None if a == b else f"{path}: {json.dumps(a)[:300]} and {json.dumps(b)[:300]}"
+
+
+def same_answers(want, got):
+    """Holds two lists of answers against each other."""
+    must(len(want) == len(got) > 25, f"{len(want)} and {len(got)} answers")
+    for a, b in zip(want, got):
+        found = difference(level(a, {}), level(b, {}), a["name"])
+        must(found is None, f"straight and through differ: {found}")
+
+
 def calls(python, base, temperature=None):
     script = pathlib.Path(__file__).with_name("client_calls.py")
     argv = [str(python), str(script), base, MODEL, *([] if temperature is None else [str(temperature)])]
@@ -47,10 +74,7 @@ def libraries_test(kind, extra=()):
         through = Fleet(folder / "through", engines=1, model=MODEL, mock_args=mock, serve_args=extra)
         try:
             want, got = calls(python, straight.urls[0]), calls(python, through.url)
-            must(len(want) == len(got) and len(want) > 25, f"{len(want)} and {len(got)} answers")
-            for a, b in zip(want, got):
-                a, b = level(a, {}), level(b, {})
-                must(a == b, f"{a['name']}: straight {json.dumps(a)[:1500]}\nthrough {json.dumps(b)[:1500]}")
+            same_answers(want, got)
             errors = sum("error" in a for a in want)
             must(errors >= 6, f"only {errors} of the error calls failed")
             through.stop()

@@ -32,7 +32,7 @@ def modules(package):
     return npm_install(folder, [f"{package}@{VERSIONS[package]}"])
 
 
-def run(argv, folder, env, timeout=150):
+def run(argv, folder, env, timeout=150, codes=(0,)):
     """Runs a harness to its end in a small repository of its own."""
     home, work = folder / "home", folder / "repo"
     home.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def run(argv, folder, env, timeout=150):
     except subprocess.TimeoutExpired as error:
         raise Failed(f"{argv[0]} did not end within {timeout} s: {(error.output or b'')[-2000:]!r}") from error
     (folder / "harness.log").write_bytes(done.stdout)
-    must(done.returncode == 0, f"{argv[0]} ended with {done.returncode}: {done.stdout[-2000:]!r}")
+    must(done.returncode in codes, f"{argv[0]} ended with {done.returncode}: {done.stdout[-2000:]!r}")
     return done.stdout.decode(errors="replace")
 
 
@@ -174,7 +174,7 @@ def test_codex_subagents(folder):
         fleet.kill()
 
 
-def pi(folder, fleet, api, session):
+def pi(folder, fleet, api, session, codes=(0,)):
     binary, _ = node()
     home = modules("@earendil-works/pi-coding-agent")
     package = home / "@earendil-works" / "pi-coding-agent"
@@ -188,7 +188,7 @@ def pi(folder, fleet, api, session):
     (config / "models.json").write_text(json.dumps({"providers": {"tandem": provider}}))
     argv = [binary, entry, "-p", PROMPT, "--provider", "tandem", "--model", fleet.model, "--session-id", session]
     env = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PATH": f"{pathlib.Path(binary).parent}:{os.environ['PATH']}"}
-    return run(argv, folder, env)
+    return run(argv, folder, env, codes=codes)
 
 
 def pi_test(api):

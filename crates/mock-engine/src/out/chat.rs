@@ -118,12 +118,20 @@ pub(super) struct Stream {
     ids: Vec<Vec<u32>>,
     /// Per run: calls begun.
     calls: Vec<u32>,
+    /// Runs that have not ended.
+    open: usize,
 }
 
 impl Stream {
     pub(super) fn new(face: Face, g: &Generation) -> Self {
         let id = id(&face, g);
-        Self { face, id, ids: vec![Vec::new(); g.runs.len()], calls: vec![0; g.runs.len()] }
+        Self {
+            face,
+            id,
+            ids: vec![Vec::new(); g.runs.len()],
+            calls: vec![0; g.runs.len()],
+            open: g.runs.len(),
+        }
     }
 
     fn chunk(&self, g: &Generation, choices: &[Json], counts: Counts) -> Object {
@@ -174,7 +182,13 @@ impl Stream {
         counts: Counts,
     ) -> String {
         let choice = self.choice(g, run, delta, finish);
-        data(&self.chunk(g, &[choice], counts).end())
+        let mut chunk = self.chunk(g, &[choice], counts);
+        self.open -= usize::from(finish.is_some()).min(self.open);
+        // The stream's last chunk carries it: this one, unless a usage chunk follows.
+        if self.face.kind == MockKind::Vllm && self.open == 0 && !g.asked.include_usage {
+            chunk.put("system_fingerprint", FINGERPRINT);
+        }
+        data(&chunk.end())
     }
 
     fn text(&self, text: &str) -> Json {

@@ -87,12 +87,14 @@ pub(super) struct Stream {
     face: Face,
     id: String,
     ids: Vec<Vec<u32>>,
+    /// Runs that have not ended.
+    open: usize,
 }
 
 impl Stream {
     pub(super) fn new(face: Face, g: &Generation) -> Self {
         let id = id(&face, g);
-        Self { face, id, ids: vec![Vec::new(); g.runs.len()] }
+        Self { face, id, ids: vec![Vec::new(); g.runs.len()], open: g.runs.len() }
     }
 
     fn chunk(
@@ -129,6 +131,11 @@ impl Stream {
             chunk.put("usage", &running_usage(counts));
         } else if self.face.kind == MockKind::Sglang {
             chunk.put("usage", &Null);
+        }
+        self.open -= usize::from(finish.is_some()).min(self.open);
+        // The stream's last chunk carries it: this one, unless a usage chunk follows.
+        if self.face.kind == MockKind::Vllm && self.open == 0 && !g.asked.include_usage {
+            chunk.put("system_fingerprint", FINGERPRINT);
         }
         data(&chunk.end())
     }
