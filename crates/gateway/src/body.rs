@@ -202,10 +202,11 @@ const STEP: usize = 256 << 10;
 
 impl Reading {
     /// Reads a request body whole. One that is too large is read on for a while and thrown away, because many
-    /// clients look at the answer only when they have sent all.
-    pub(crate) async fn read(&self, mut body: Incoming) -> Result<(Bytes, Reserved), ReadError> {
+    /// clients look at the answer only when they have sent all. Not so those that wait (`waits`) for our word
+    /// before they send it.
+    pub(crate) async fn read(&self, mut body: Incoming, waits: bool) -> Result<(Bytes, Reserved), ReadError> {
         let read = self.read_from(&mut body).await;
-        if matches!(read, Err(ReadError::TooLarge)) {
+        if matches!(read, Err(ReadError::TooLarge)) && !waits {
             // Ends by itself: both time and size are bounded.
             tokio::spawn(tokio::time::timeout(DISCARD_TIME, discard(body)));
         }

@@ -152,7 +152,7 @@ pub(crate) async fn read(
         let message = "compressed request bodies are not read here: send it without content-encoding";
         return Err((ErrorKind::UnsupportedMedia, message.to_owned()));
     }
-    match app.reading.read(body).await {
+    match app.reading.read(body, headers.contains_key(header::EXPECT)).await {
         Ok(read) => Ok(read),
         Err(error) => {
             app.metrics.inc(Family::LimitHits, &[("limit", error.name())]);
