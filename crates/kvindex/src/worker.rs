@@ -1,1 +1,326 @@
 //! The worker index: what each worker holds, tier by tier.
+//!
+//! - Purpose: for the blocks of a prompt, how many leading ones each worker has, in device memory, with host
+//!   memory, with disk; while many workers' events stream in.
+//! - Inputs: stores, removals and clears of one worker in its own order, with the engine's own block ids and
+//!   local hashes ([`crate::chain`]); prompts as chains of content hashes. Outputs: [`Matches`]; what became of
+//!   each event ([`Applied`]); counters ([`Stats`]).
+//! - Invariants:
+//!   - I-WIX-1 a match tells, for each worker and tier, the longest run of leading blocks without a hole;
+//!   - I-WIX-2 a block stored several times is there until it was removed as often ([`Copies::Each`]), a stated
+//!     number of remaining copies is believed, and a removal too many has no effect;
+//!   - I-WIX-3 what one worker's events say changes no other worker's matches;
+//!   - I-WIX-4 a block whose parent is unknown is no match until the parent is known;
+//!   - I-WIX-5 a match sees, block by block, a state between two operations: of an event of several blocks it
+//!     may see a leading part; a block that stays resident all along is never missed;
+//!   - I-WIX-6 matches and events of other workers wait for a lock of one shard at most, which is held for one
+//!     run of at most 256 blocks; only a new or a departing worker excludes matches;
+//!   - I-WIX-7 memory follows what is resident: freed places are used again, tables shrink, and what a clear
+//!     leaves behind is swept before it exceeds a quarter of all ids.
+//! - Memory: 8 bytes for the content hash and about 9.5 for the id of each distinct block, however many workers
+//!   hold it, 8 for each unbroken stretch that a worker holds of a run, about 100 for each run.
+//! - Bounds: 64-bit content hashes and 44-bit id entries may collide. Two ids with one entry are told apart when
+//!   stored; the removal of an id that was never stored hits another block of the same worker with a chance of
+//!   (ids / 4096) / 2^32 times the part of all blocks that the worker holds, or when engines name different blocks alike, as those
+//!   would that count instead of hashing. 2^24 workers; 2^24 runs, beyond
+//!   which stores are refused and counted.
+//! - Deliberately absent: event order, gaps and replay (the stream's reader), several KV groups (folded by the
+//!   caller), the shared pool, prompts' tokens.
+//! - Sources: vLLM 0.11 to 0.33 and SGLang 0.5.5 to 0.5.23 for what their events mean.
+
+mod ids;
+mod matching;
+mod orphans;
+mod runs;
+mod span;
+mod state;
+mod table;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use tandem_types::{Tier, WorkerId};
+
+pub use matching::{Matches, WorkerMatch};
+
+use ids::Ids;
+use runs::Forest;
+use state::{Shared, State};
+
+/// Fewer entries left behind are not swept.
+const STALE_MIN: usize = 1024;
+
+/// Bounds of a worker index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerIndexConfig {
+    /// Most blocks of one worker that wait for their parent; 0 = none waits.
+    pub orphans_max: usize,
+}
+
+impl Default for WorkerIndexConfig {
+    fn default() -> Self {
+        Self { orphans_max: 4096 }
+    }
+}
+
+/// Whether a store of a block that is resident already is another copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Copies {
+    /// The engine announces each physical copy: the block is there until each was removed.
+    #[default]
+    Each,
+    /// The engine repeats what it holds (vLLM's `kv_cache_report_mode: full`): nothing is added.
+    Repeated,
+}
+
+/// Blocks that became resident, in chain order.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    /// The engine's id of the block before the first one; `None` = start of a prompt.
+    pub parent: Option<u64>,
+    /// The engine's ids.
+    pub ids: &'a [u64],
+    /// Local hashes, one for each id; empty = the engine does not say what is in the blocks. Such blocks are
+    /// taken when the worker has told before, and skipped otherwise.
+    pub locals: &'a [u64],
+    /// Where they lie. [`Tier::Shared`] is no worker's own and is skipped.
+    pub tier: Tier,
+    /// What a repetition means.
+    pub copies: Copies,
+}
+
+/// What became of an event's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Applied {
+    /// Became resident in the tier, or left it.
+    pub changed: usize,
+    /// One copy more or less of a block that stays resident.
+    pub copies: usize,
+    /// Wait for their parent.
+    pub parked: usize,
+    /// Removals of what is not there; stores that say nothing of blocks that are not known.
+    pub unknown: usize,
+    /// Not taken: a bound is reached, ids and hashes do not match, or the tier is not a worker's.
+    pub refused: usize,
+}
+
+/// Sizes of the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Workers that have had an event.
+    pub workers: usize,
+    /// Runs of blocks.
+    pub runs: usize,
+    /// Distinct blocks, with those that nobody holds but that others hang on.
+    pub blocks: usize,
+    /// Engine ids with an entry.
+    pub ids: usize,
+    /// Blocks that wait for their parent.
+    pub orphans: usize,
+}
+
+/// One worker's place in the index.
+#[derive(Debug)]
+struct Slot {
+    number: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct Roster {
+    slots: BTreeMap<WorkerId, Arc<Slot>>,
+    names: Vec<WorkerId>,
+    free: Vec<u32>,
+}
+
+/// What each worker holds. All methods take `&self`; events of one worker must come one after the other,
+/// everything else may come from any thread at any time.
+#[derive(Debug)]
+pub struct WorkerIndex {
+    shared: Shared,
+    roster: RwLock<Roster>,
+}
+
+const fn tier_number(tier: Tier) -> Option<u8> {
+    match tier {
+        Tier::Device => Some(0),
+        Tier::Host => Some(1),
+        Tier::Disk => Some(2),
+        Tier::Shared => None,
+    }
+}
+
+impl Default for WorkerIndex {
+    fn default() -> Self {
+        Self::new(WorkerIndexConfig::default())
+    }
+}
+
+impl WorkerIndex {
+    /// An empty index.
+    #[must_use]
+    pub fn new(config: WorkerIndexConfig) -> Self {
+        Self {
+            shared: Shared {
+                forest: Forest::new(),
+                ids: Ids::new(),
+                stale: AtomicUsize::new(0),
+                sweep_at: AtomicUsize::new(STALE_MIN),
+                config,
+            },
+            roster: RwLock::default(),
+        }
+    }
+
+    /// Blocks became resident.
+    pub fn stored(&self, worker: WorkerId, event: &Stored<'_>) -> Applied {
+        let refused = Applied { refused: event.ids.len(), ..Applied::default() };
+        let Some(tier) = tier_number(event.tier) else { return refused };
+        if !event.locals.is_empty() && event.locals.len() != event.ids.len() {
+            return refused;
+        }
+        self.with(worker, |state| state.stored(&self.shared, event, tier)).unwrap_or(refused)
+    }
+
+    /// One copy of each of these blocks left a tier.
+    pub fn removed(&self, worker: WorkerId, tier: Tier, ids: &[u64]) -> Applied {
+        let unknown = Applied { unknown: ids.len(), ..Applied::default() };
+        let Some(tier) = tier_number(tier) else { return unknown };
+        let applied = self.with_known(worker, |state| state.removed(&self.shared, ids, tier));
+        self.shared.sweep_if_due();
+        applied.unwrap_or(unknown)
+    }
+
+    /// A copy of a block left a tier and the engine says how many copies remain there.
+    pub fn remaining(&self, worker: WorkerId, tier: Tier, id: u64, copies: u32) -> Applied {
+        let unknown = Applied { unknown: 1, ..Applied::default() };
+        let Some(tier) = tier_number(tier) else { return unknown };
+        self.with_known(worker, |state| state.remaining(&self.shared, id, tier, copies)).unwrap_or(unknown)
+    }
+
+    /// A worker dropped all of a tier (`None` = of every tier).
+    pub fn cleared(&self, worker: WorkerId, tier: Option<Tier>) {
+        let number = match tier {
+            None => None,
+            Some(tier) => match tier_number(tier) {
+                Some(number) => Some(number),
+                None => return,
+            },
+        };
+        self.with_known(worker, |state| state.clear(&self.shared, number));
+        self.shared.sweep_if_due();
+    }
+
+    /// A worker is gone, with all that it held.
+    pub fn remove_worker(&self, worker: WorkerId) {
+        let Some(slot) = self.slot(worker) else { return };
+        {
+            let mut state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if state.gone {
+                return;
+            }
+            state.clear(&self.shared, None);
+            state.gone = true;
+            let mut roster = self.roster.write().unwrap_or_else(PoisonError::into_inner);
+            roster.slots.remove(&worker);
+            roster.free.push(slot.number);
+        }
+        self.shared.sweep_if_due();
+    }
+
+    /// How much of a prompt each worker holds. `chain` = content hashes of its whole blocks, from the first.
+    pub fn find(&self, chain: &[u64], out: &mut Matches) {
+        let roster = self.roster.read().unwrap_or_else(PoisonError::into_inner);
+        out.walk(&self.shared.forest, chain);
+        let Matches { workers, found, .. } = out;
+        workers.extend(found.iter().filter_map(|f| {
+            let [device, host, disk] = f.depths;
+            let worker = roster.names.get(f.worker as usize).copied()?;
+            Some(WorkerMatch { worker, device, host, disk })
+        }));
+    }
+
+    /// Sizes, counted now: for metrics, not for the hot path.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let (runs, blocks) = self.shared.forest.size();
+        let roster = self.roster.read().unwrap_or_else(PoisonError::into_inner);
+        let slots: Vec<Arc<Slot>> = roster.slots.values().cloned().collect();
+        drop(roster);
+        let waiting = |s: &Arc<Slot>| s.state.lock().unwrap_or_else(PoisonError::into_inner).orphans();
+        Stats {
+            workers: slots.len(),
+            runs,
+            blocks,
+            ids: self.shared.ids.len(),
+            orphans: slots.iter().map(waiting).sum(),
+        }
+    }
+
+    fn slot(&self, worker: WorkerId) -> Option<Arc<Slot>> {
+        self.roster.read().unwrap_or_else(PoisonError::into_inner).slots.get(&worker).cloned()
+    }
+
+    /// Runs `f` on a worker's state, if the worker is known.
+    fn with_known<T>(&self, worker: WorkerId, f: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let slot = self.slot(worker)?;
+        let mut state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (!state.gone).then(|| f(&mut state))
+    }
+
+    /// Runs `f` on a worker's state, making the worker known. `None` = there are too many workers.
+    fn with<T>(&self, worker: WorkerId, f: impl FnOnce(&mut State) -> T) -> Option<T> {
+        loop {
+            let slot = match self.slot(worker) {
+                Some(slot) => slot,
+                None => self.register(worker)?,
+            };
+            let mut state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
+            // A worker that was removed in between is registered afresh.
+            if !state.gone {
+                return Some(f(&mut state));
+            }
+        }
+    }
+
+    fn register(&self, worker: WorkerId) -> Option<Arc<Slot>> {
+        let mut roster = self.roster.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = roster.slots.get(&worker) {
+            return Some(slot.clone());
+        }
+        let number = match roster.free.pop() {
+            Some(number) => number,
+            None => u32::try_from(roster.names.len()).ok().filter(|n| *n < span::WORKER_END)?,
+        };
+        match roster.names.get_mut(number as usize) {
+            Some(name) => *name = worker,
+            None => roster.names.push(worker),
+        }
+        let slot = Arc::new(Slot { number, state: Mutex::new(State::new(number)) });
+        roster.slots.insert(worker, slot.clone());
+        Some(slot)
+    }
+}
+
+impl Shared {
+    /// Deletes entries of blocks that nobody holds, once they are many.
+    fn sweep_if_due(&self) {
+        let stale = self.stale.load(Ordering::Relaxed);
+        if stale < self.sweep_at.load(Ordering::Relaxed) {
+            return;
+        }
+        let most = self.ids.len() / 4;
+        if stale < most {
+            self.sweep_at.store(most, Ordering::Relaxed);
+            return;
+        }
+        self.sweep_at.store(STALE_MIN, Ordering::Relaxed);
+        if self.stale.compare_exchange(stale, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        self.ids
+            .sweep(|place| self.forest.held(place, None), |place| self.forest.forget_entries(place.run(), 1));
+        self.forest.settle();
+    }
+}

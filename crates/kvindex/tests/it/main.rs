@@ -1,1 +1,4 @@
 //! Tests of the indexes against naive oracles.
+mod worker;
+
+mod pool;

@@ -1,0 +1,568 @@
+//! The forest: chains of blocks, cut into runs, with the spans that workers hold of them.
+//!
+//! A content hash names a block *and all before it*, so a run needs neither a link to its parent for walking
+//! nor a tree around it: a walk compares hashes inside a run and, where that ends, looks for a run that starts
+//! with the next hash. A run branches off anywhere without being split.
+//!
+//! - I-RUN-1 a content hash lies in at most one place;
+//! - I-RUN-2 whoever is in the forest has all its ancestors in it, held or not;
+//! - I-RUN-3 a place is used again only when no entry of the id table names it.
+//!
+//! Locks: stripes (by parent) before id tables before shards; never two shards at once.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::span::{Span, Spans};
+use super::table::Table;
+
+/// Bits of a place that number the block in its run.
+const POSITION_BITS: u32 = 8;
+/// Most blocks in a run.
+pub(super) const RUN_BLOCKS: usize = 1 << POSITION_BITS;
+const SHARD_BITS: u32 = 8;
+const SHARDS: usize = 1 << SHARD_BITS;
+/// Most runs in one shard; the last number is kept free, so that no place equals the table's mark.
+const RUNS_PER_SHARD: usize = (1 << (32 - POSITION_BITS - SHARD_BITS)) - 1;
+const STRIPES: usize = 64;
+const NO_PLACE: u32 = u32::MAX;
+
+/// Number of a run: slot in its shard, then shard.
+pub(super) type RunNo = u32;
+
+/// Where a block lies: run number, then position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(pub(super) u32);
+
+#[expect(clippy::cast_possible_truncation, reason = "positions are below RUN_BLOCKS")]
+impl Place {
+    pub(super) const fn new(run: RunNo, position: usize) -> Self {
+        Self(run << POSITION_BITS | position as u32)
+    }
+
+    pub(super) const fn run(self) -> RunNo {
+        self.0 >> POSITION_BITS
+    }
+
+    pub(super) const fn position(self) -> u32 {
+        self.0 & (RUN_BLOCKS as u32 - 1)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Run {
+    /// Content hashes in order.
+    pub(super) blocks: Vec<u64>,
+    pub(super) spans: Spans,
+    /// Entries of id tables that name a place in here.
+    entries: u32,
+    /// Place of the block before the first one.
+    parent: u32,
+    /// Runs that branch off here.
+    children: u32,
+    /// Blocks that the children need.
+    pinned: u16,
+    /// Blocks that nobody holds may still have entries: nothing is cut off before a sweep.
+    sticky: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    heads: Table,
+    pub(super) runs: Vec<Run>,
+    free: Vec<u32>,
+}
+
+/// A stretch of blocks that was stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) run: RunNo,
+    pub(super) start: u32,
+    pub(super) end: u32,
+    /// The worker held nothing of this run before.
+    pub(super) first: bool,
+    /// The blocks were here before and somebody else holds some of the run.
+    pub(super) shared: bool,
+    /// Parts that the worker held in this tier already.
+    pub(super) had: Vec<(u32, u32)>,
+}
+
+/// What became of a block that a worker gave up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dropped {
+    /// The worker did not hold it in this tier.
+    NotHeld,
+    /// Gone from this worker and tier.
+    Gone {
+        /// Nobody holds it in any tier.
+        dead: bool,
+        /// The worker holds it in no tier.
+        lost: bool,
+        /// The worker holds nothing of the run.
+        last: bool,
+        /// Entries may be left behind.
+        stale: bool,
+    },
+}
+
+/// Where a store continues: the block before, and its content hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cursor {
+    pub(super) place: Place,
+    pub(super) content: u64,
+}
+
+/// Why blocks could not be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unplaced {
+    /// The block before is not there any more.
+    NoParent,
+    /// No run number is free.
+    Full,
+}
+
+#[derive(Debug)]
+pub(super) struct Forest {
+    shards: Vec<RwLock<Shard>>,
+    stripes: Vec<Mutex<()>>,
+}
+
+const fn shard_of_content(content: u64) -> usize {
+    (content >> 32) as usize & (SHARDS - 1)
+}
+
+/// Tag of a head: bits that do not choose the shard.
+#[expect(clippy::cast_possible_truncation, reason = "a tag is half of a hash")]
+const fn head_tag(content: u64) -> u32 {
+    content as u32
+}
+
+const fn slot_of(run: RunNo) -> usize {
+    (run >> SHARD_BITS) as usize
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "slots are below RUNS_PER_SHARD")]
+const fn run_no(shard: usize, slot: usize) -> RunNo {
+    (slot << SHARD_BITS | shard) as u32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "lengths in a run are at most RUN_BLOCKS")]
+const fn short(n: usize) -> u32 {
+    n as u32
+}
+
+impl Shard {
+    pub(super) fn head(&self, content: u64) -> Option<RunNo> {
+        let starts = |run: u32| self.run(run).is_some_and(|r| r.blocks.first() == Some(&content));
+        self.heads.find(head_tag(content), starts)
+    }
+
+    pub(super) fn run(&self, run: RunNo) -> Option<&Run> {
+        self.runs.get(slot_of(run))
+    }
+
+    fn run_mut(&mut self, run: RunNo) -> Option<&mut Run> {
+        self.runs.get_mut(slot_of(run))
+    }
+
+    fn open(&mut self, shard: usize, parent: u32) -> Option<RunNo> {
+        let run = Run {
+            blocks: Vec::new(),
+            spans: Spans::default(),
+            entries: 0,
+            parent,
+            children: 0,
+            pinned: 0,
+            sticky: false,
+        };
+        if let Some(no) = self.free.pop() {
+            if let Some(slot) = self.run_mut(no) {
+                *slot = run;
+            }
+            return Some(no);
+        }
+        if self.runs.len() >= RUNS_PER_SHARD {
+            return None;
+        }
+        if self.runs.len() == self.runs.capacity() {
+            self.runs.reserve_exact((self.runs.len() / 8).max(4));
+        }
+        self.runs.push(run);
+        Some(run_no(shard, self.runs.len() - 1))
+    }
+
+    /// Cuts off blocks at the end that nobody needs; frees the run when none is left. Returns the place of
+    /// the parent of a run that was freed.
+    fn trim(&mut self, no: RunNo) -> Option<u32> {
+        let run = self.run_mut(no)?;
+        if run.sticky && run.entries > 0 {
+            return None;
+        }
+        if run.spans.is_empty() && run.children == 0 && run.entries == 0 {
+            let head = run.blocks.first().copied()?;
+            let parent = std::mem::replace(&mut run.parent, NO_PLACE);
+            run.blocks = Vec::new();
+            self.heads.remove(head_tag(head), no);
+            if self.free.len() == self.free.capacity() {
+                self.free.reserve_exact((self.free.len() / 8).max(4));
+            }
+            self.free.push(no);
+            return Some(parent);
+        }
+        run.sticky = false;
+        let keep = usize::from(run.pinned).max(1);
+        while run.blocks.len() > keep && !run.spans.covers(short(run.blocks.len() - 1)) {
+            run.blocks.pop();
+        }
+        if run.blocks.len() * 4 < run.blocks.capacity() * 3 {
+            run.blocks.shrink_to(run.blocks.len() * 9 / 8);
+        }
+        None
+    }
+}
+
+impl Run {
+    /// Leading blocks of `chain` that continue this run after `from`.
+    fn common(&self, from: usize, chain: &[u64]) -> usize {
+        let blocks = self.blocks.get(from..).unwrap_or(&[]);
+        let most = blocks.len().min(chain.len());
+        let same = |n: usize| blocks.get(n) == chain.get(n);
+        if most == 0 || !same(0) {
+            return 0;
+        }
+        if same(most - 1) {
+            return most;
+        }
+        // Hashes are chained: once two differ, all later ones do.
+        let (mut low, mut high) = (1, most - 1);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if same(middle) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// Leading blocks of `chain` that this run has, from its start.
+    pub(super) fn matching(&self, chain: &[u64]) -> usize {
+        self.common(0, chain)
+    }
+
+    fn hold(&mut self, no: RunNo, worker: u32, tier: u8, range: (usize, usize), old: bool) -> Piece {
+        let (start, end) = (short(range.0), short(range.1));
+        let first = self.spans.of(worker).is_empty();
+        let others = self.spans.as_slice().iter().any(|s| s.worker() != worker);
+        let mut had = Vec::new();
+        self.spans.add(worker, tier, start, end, |a, b| had.push((a, b)));
+        self.entries += end - start;
+        Piece { run: no, start, end, first, shared: old && others, had }
+    }
+
+    fn append(&mut self, contents: &[u64]) -> usize {
+        let count = contents.len().min(RUN_BLOCKS - self.blocks.len());
+        let have = self.blocks.capacity() - self.blocks.len();
+        if have < count {
+            let spare = if self.blocks.is_empty() { 0 } else { (self.blocks.len() / 8).max(4) };
+            self.blocks.reserve_exact(count.max(spare.min(RUN_BLOCKS - self.blocks.len())));
+        }
+        self.blocks.extend(contents.iter().take(count));
+        count
+    }
+}
+
+impl Forest {
+    pub(super) fn new() -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    fn lock(&self, shard: usize) -> Option<RwLockWriteGuard<'_, Shard>> {
+        self.shards.get(shard).map(|s| s.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn read(&self, shard: usize) -> Option<RwLockReadGuard<'_, Shard>> {
+        self.shards.get(shard).map(|s| s.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The shard in which a run that starts with this content lies.
+    pub(super) fn read_for(&self, content: u64) -> Option<RwLockReadGuard<'_, Shard>> {
+        self.read(shard_of_content(content))
+    }
+
+    fn shard_of(run: RunNo) -> usize {
+        run as usize & (SHARDS - 1)
+    }
+
+    fn stripe(&self, parent: u64) -> Option<MutexGuard<'_, ()>> {
+        let at = (parent >> 40) as usize % STRIPES;
+        self.stripes.get(at).map(|s| s.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Content hash of the block at a place, if it is still there.
+    pub(super) fn content(&self, place: Place) -> Option<u64> {
+        let shard = self.read(Self::shard_of(place.run()))?;
+        shard.run(place.run())?.blocks.get(place.position() as usize).copied()
+    }
+
+    /// Whether a worker (or, with `None`, anybody) holds the block in any tier.
+    pub(super) fn held(&self, place: Place, worker: Option<u32>) -> bool {
+        let Some(shard) = self.read(Self::shard_of(place.run())) else { return false };
+        let Some(run) = shard.run(place.run()) else { return false };
+        let at = place.position();
+        match worker {
+            None => run.spans.covers(at),
+            Some(w) => run.spans.of(w).iter().any(|s| s.start() <= at && at < s.end()),
+        }
+    }
+
+    /// Puts the blocks `contents` after `cursor` and into the worker's tier. Pieces stored before an error
+    /// stay stored.
+    pub(super) fn store(
+        &self,
+        mut cursor: Option<Cursor>,
+        mut contents: &[u64],
+        worker: u32,
+        tier: u8,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), Unplaced> {
+        while let Some(&next) = contents.first() {
+            let _stripe = self.stripe(cursor.map_or(0, |c| c.content));
+            let mut piece = None;
+            let mut room = false;
+            if let Some(at) = cursor {
+                (piece, room) = self.follow(at, contents, worker, tier)?;
+            }
+            let piece = match piece {
+                Some(piece) => piece,
+                None => match self.enter(next, contents, worker, tier) {
+                    Some(piece) => piece,
+                    None if room => self.extend(cursor, contents, worker, tier)?,
+                    None => self.branch(cursor, contents, worker, tier)?,
+                },
+            };
+            let count = (piece.end - piece.start) as usize;
+            let last = contents.get(count - 1).copied().unwrap_or(next);
+            cursor = Some(Cursor { place: Place::new(piece.run, piece.end as usize - 1), content: last });
+            contents = contents.get(count..).unwrap_or(&[]);
+            pieces.push(piece);
+        }
+        Ok(())
+    }
+
+    /// Blocks that already follow in the same run; else whether they could be appended to it.
+    fn follow(
+        &self,
+        at: Cursor,
+        contents: &[u64],
+        worker: u32,
+        tier: u8,
+    ) -> Result<(Option<Piece>, bool), Unplaced> {
+        let no = at.place.run();
+        let mut shard = self.lock(Self::shard_of(no)).ok_or(Unplaced::NoParent)?;
+        let run = shard.run_mut(no).ok_or(Unplaced::NoParent)?;
+        let from = at.place.position() as usize + 1;
+        if run.blocks.get(from - 1) != Some(&at.content) {
+            return Err(Unplaced::NoParent);
+        }
+        let common = run.common(from, contents);
+        if common > 0 {
+            return Ok((Some(run.hold(no, worker, tier, (from, from + common), true)), false));
+        }
+        Ok((None, from == run.blocks.len() && from < RUN_BLOCKS))
+    }
+
+    /// Blocks of a run that starts with `next`.
+    fn enter(&self, next: u64, contents: &[u64], worker: u32, tier: u8) -> Option<Piece> {
+        let home = shard_of_content(next);
+        let no = self.read(home)?.head(next)?;
+        let mut shard = self.lock(home)?;
+        let run = shard.run_mut(no)?;
+        if run.blocks.first() != Some(&next) {
+            return None;
+        }
+        let common = run.common(0, contents);
+        Some(run.hold(no, worker, tier, (0, common), true))
+    }
+
+    fn extend(
+        &self,
+        cursor: Option<Cursor>,
+        contents: &[u64],
+        worker: u32,
+        tier: u8,
+    ) -> Result<Piece, Unplaced> {
+        let at = cursor.ok_or(Unplaced::NoParent)?;
+        let no = at.place.run();
+        let mut shard = self.lock(Self::shard_of(no)).ok_or(Unplaced::NoParent)?;
+        let run = shard.run_mut(no).ok_or(Unplaced::NoParent)?;
+        let from = at.place.position() as usize + 1;
+        if run.blocks.get(from - 1) != Some(&at.content) || run.blocks.len() != from {
+            return Err(Unplaced::NoParent);
+        }
+        let count = run.append(contents);
+        Ok(run.hold(no, worker, tier, (from, from + count), false))
+    }
+
+    fn branch(
+        &self,
+        cursor: Option<Cursor>,
+        contents: &[u64],
+        worker: u32,
+        tier: u8,
+    ) -> Result<Piece, Unplaced> {
+        if let Some(at) = cursor {
+            let mut shard = self.lock(Self::shard_of(at.place.run())).ok_or(Unplaced::NoParent)?;
+            let run = shard.run_mut(at.place.run()).ok_or(Unplaced::NoParent)?;
+            let position = at.place.position();
+            if run.blocks.get(position as usize) != Some(&at.content) {
+                return Err(Unplaced::NoParent);
+            }
+            run.children += 1;
+            run.pinned = run.pinned.max(u16::try_from(position + 1).unwrap_or(u16::MAX));
+        }
+        let parent = cursor.map_or(NO_PLACE, |c| c.place.0);
+        let opened = self.open(parent, contents, worker, tier);
+        if opened.is_none() {
+            self.release(parent);
+        }
+        opened.ok_or(Unplaced::Full)
+    }
+
+    fn open(&self, parent: u32, contents: &[u64], worker: u32, tier: u8) -> Option<Piece> {
+        let head = contents.first().copied()?;
+        let home = shard_of_content(head);
+        let mut shard = self.lock(home)?;
+        let no = shard.open(home, parent)?;
+        shard.heads.insert(head_tag(head), no);
+        let run = shard.run_mut(no)?;
+        let count = run.append(contents);
+        Some(run.hold(no, worker, tier, (0, count), false))
+    }
+
+    /// A run that branched off at `parent` is gone.
+    fn release(&self, mut parent: u32) {
+        while parent != NO_PLACE {
+            let no = Place(parent).run();
+            let Some(mut shard) = self.lock(Self::shard_of(no)) else { return };
+            let Some(run) = shard.run_mut(no) else { return };
+            run.children = run.children.saturating_sub(1);
+            if run.children == 0 {
+                run.pinned = 0;
+            }
+            match shard.trim(no) {
+                Some(next) => parent = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Corrects the count of entries by those that existed before.
+    pub(super) fn forget_entries(&self, run: RunNo, count: u32) {
+        let freed = self.lock(Self::shard_of(run)).and_then(|mut shard| {
+            if let Some(r) = shard.run_mut(run) {
+                r.entries = r.entries.saturating_sub(count);
+            }
+            shard.trim(run)
+        });
+        self.release(freed.unwrap_or(NO_PLACE));
+    }
+
+    /// Marks a run in which a block may have several entries.
+    pub(super) fn mark_sticky(&self, run: RunNo) {
+        if let Some(mut shard) = self.lock(Self::shard_of(run))
+            && let Some(r) = shard.run_mut(run)
+        {
+            r.sticky = true;
+        }
+    }
+
+    /// Adds one more tier to a block that is there; tells whether it was in it already.
+    pub(super) fn attach(&self, place: Place, worker: u32, tier: u8) -> bool {
+        let Some(mut shard) = self.lock(Self::shard_of(place.run())) else { return true };
+        let Some(run) = shard.run_mut(place.run()) else { return true };
+        let mut had = false;
+        run.spans.add(worker, tier, place.position(), place.position() + 1, |_, _| had = true);
+        had
+    }
+
+    /// Takes a block out of a worker's tier. When nobody holds it any more and `owns_entry`, the caller
+    /// deletes its entry (and holds the lock of that table).
+    pub(super) fn drop_block(&self, place: Place, worker: u32, tier: u8, owns_entry: bool) -> Dropped {
+        let no = place.run();
+        let Some(mut shard) = self.lock(Self::shard_of(no)) else { return Dropped::NotHeld };
+        let Some(run) = shard.run_mut(no) else { return Dropped::NotHeld };
+        let at = place.position();
+        if !run.spans.remove(worker, tier, at) {
+            return Dropped::NotHeld;
+        }
+        let mine = run.spans.of(worker);
+        let last = mine.is_empty();
+        let lost = !mine.iter().any(|s| s.start() <= at && at < s.end());
+        let dead = lost && !run.spans.covers(at);
+        let stale = dead && run.sticky;
+        let mut freed = None;
+        if dead {
+            if owns_entry {
+                run.entries = run.entries.saturating_sub(1);
+            }
+            freed = shard.trim(no);
+        }
+        drop(shard);
+        self.release(freed.unwrap_or(NO_PLACE));
+        Dropped::Gone { dead, lost, last, stale }
+    }
+
+    /// Takes all that a worker holds of a run; returns how many blocks nobody holds now, and whether the
+    /// worker holds anything of it still.
+    pub(super) fn drop_run(&self, no: RunNo, worker: u32, tier: Option<u8>) -> (usize, bool) {
+        let Some(mut shard) = self.lock(Self::shard_of(no)) else { return (0, false) };
+        let Some(run) = shard.run_mut(no) else { return (0, false) };
+        let mut gone: Vec<Span> = Vec::new();
+        run.spans.remove_worker(worker, tier, |s| gone.push(s));
+        let dead = gone.iter().flat_map(|s| s.start()..s.end()).filter(|p| !run.spans.covers(*p)).count();
+        let holds = !run.spans.of(worker).is_empty();
+        run.sticky |= dead > 0;
+        let freed = shard.trim(no);
+        drop(shard);
+        self.release(freed.unwrap_or(NO_PLACE));
+        (dead, holds)
+    }
+
+    /// After the entries of blocks that nobody holds were deleted: cuts off such blocks everywhere.
+    pub(super) fn settle(&self) {
+        for (index, shard) in self.shards.iter().enumerate() {
+            let mut freed = Vec::new();
+            {
+                let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
+                for slot in 0..shard.runs.len() {
+                    let Some(run) = shard.runs.get_mut(slot).filter(|r| r.sticky) else { continue };
+                    let held = run.spans.count_covered(short(run.blocks.len()));
+                    if run.entries as usize <= held {
+                        run.sticky = false;
+                        freed.extend(shard.trim(run_no(index, slot)));
+                    }
+                }
+            }
+            for parent in freed {
+                self.release(parent);
+            }
+        }
+    }
+
+    /// Runs in use and blocks in them, held or not.
+    pub(super) fn size(&self) -> (usize, usize) {
+        let mut size = (0, 0);
+        for shard in &self.shards {
+            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            for run in shard.runs.iter().filter(|r| !r.blocks.is_empty()) {
+                size.0 += 1;
+                size.1 += run.blocks.len();
+            }
+        }
+        size
+    }
+}
