@@ -333,6 +333,12 @@ async fn bodies_up_to_the_limit_pass_and_larger_ones_are_refused_in_form() {
     client.send(&client::post("/v1/messages", "", &vec![b' '; (64 << 20) + 1])).await;
     assert_eq!(client.answer().await.status, 413);
 
+    // One that waits for our word is told at once and sends nothing.
+    let mut client = Client::connect(setup.addr()).await;
+    let head = head.replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
+    client.send(head.as_bytes()).await;
+    assert!(client.closed().await.starts_with(b"HTTP/1.1 413"));
+
     // Without a length it is refused when the limit is reached.
     let setup = start_with(&[&engine], |config| {
         config.limits.max_payload_size = "4KiB".parse().expect("a size");
