@@ -152,14 +152,17 @@ impl Out {
     }
 
     fn stored_vllm(&mut self, stored: &BlockStored) {
-        // The block pool always says extra keys and kind; connectors, which own the lower tiers, do not.
+        // The block pool always says extra keys and kind; connectors, which own the lower tiers, say the kind
+        // only where the group does not tell it.
         let device = stored.tier == Tier::Device;
+        let implied = if stored.group == 0 { GroupKind::Full } else { GroupKind::Other };
+        let kinded = device || stored.kind != implied;
         let salt = stored.salt.as_ref().filter(|_| stored.parent.is_none());
         let keys = device || !stored.extra_keys.is_empty() || salt.is_some() || stored.lora.is_some();
         let (_, locality) = medium(stored.tier, Layout::Vllm);
         let optional = [
             keys,
-            device,
+            kinded,
             stored.window.is_some(),
             locality.is_some(),
             stored.owner.is_some(),
@@ -176,7 +179,7 @@ impl Out {
             self.extra_keys(stored, salt.map(|salt| salt.as_ref()));
         }
         self.key_uint("group_idx", stored.group.into());
-        if device {
+        if kinded {
             self.key_text("kv_cache_spec_kind", kind(stored.kind));
         }
         if let Some(window) = stored.window {

@@ -23,9 +23,7 @@ impl ObjectKey {
     #[must_use]
     pub fn parse(key: &str) -> Option<Self> {
         // vLLM's are the stricter form.
-        vllm::VllmKey::parse(key)
-            .map(Self::Vllm)
-            .or_else(|| sglang::SglangKey::parse(key).map(Self::Sglang))
+        vllm::VllmKey::parse(key).map(Self::Vllm).or_else(|| sglang::SglangKey::parse(key).map(Self::Sglang))
     }
 }
 

@@ -258,17 +258,20 @@ impl<P: AsRef<[u8]>> Tracker<P> {
         self.pending.map(|pending| pending.deadline)
     }
 
-    /// The SUB socket connected, for the first time or again: asks for what was missed.
+    /// The SUB socket connected, for the first time or again: asks for what was missed. What was held back may
+    /// be of another process than what comes now, and is asked for again too.
     pub fn connected(&mut self, now: Time, effects: &mut Vec<Effect<P>>) {
+        self.disconnected();
         if self.config.replay && (self.next.is_some() || self.config.replay_on_join) {
             self.request(now, 1, effects);
         }
     }
 
-    /// The connection is lost, and with it a replay under way. What was said so far stands until
+    /// The connection is lost, and with it a replay under way and what waited for it. What was said so far stands until
     /// [`Tracker::connected`] or the next message tells more.
     pub fn disconnected(&mut self) {
         self.pending = None;
+        self.drop_held();
     }
 
     /// A message from the SUB socket.

@@ -211,13 +211,11 @@ impl Out {
 
     fn event(&mut self, event: &StoreEvent, labels: &StoreLabels) {
         let (kind, legacy, key, fields) = match &event.change {
-            ObjectChange::Stored(key) => ("stored", "BlockStored", Some(key), 21u16),
+            ObjectChange::Stored(key) => ("stored", "BlockStored", Some(key), 21),
             ObjectChange::Removed(key) => ("removed", "BlockRemoved", Some(key), 17),
             ObjectChange::Cleared => ("cleared", "AllBlocksCleared", None, 12),
         };
-        // The master always writes the wide header.
-        self.0.push(0xde);
-        self.0.extend(fields.to_be_bytes());
+        let _ = mp::write_map_len(&mut self.0, fields);
         self.text("event_id");
         self.uint(event.event_id);
         self.text("timestamp");

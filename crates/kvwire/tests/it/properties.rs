@@ -6,59 +6,95 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use tandem_kvwire::{Layout, Skipped, decode, encode};
-use tandem_types::{BlockRemoved, BlockStored, KvBatch, KvEvent, Tier};
+use tandem_types::{BlockRemoved, BlockStored, ExtraKey, GroupKind, KvBatch, KvEvent, Tier};
 
 fn tier() -> impl Strategy<Value = Tier> {
     prop_oneof![Just(Tier::Device), Just(Tier::Host), Just(Tier::Disk), Just(Tier::Shared)]
 }
 
+fn kind() -> impl Strategy<Value = GroupKind> {
+    prop_oneof![
+        Just(GroupKind::Full),
+        Just(GroupKind::Window),
+        Just(GroupKind::State),
+        Just(GroupKind::Other)
+    ]
+}
+
+/// A store that the layout has fields for.
 fn stored(layout: Layout) -> impl Strategy<Value = BlockStored> {
+    let vllm = layout == Layout::Vllm;
     (1_u32..40, 1_usize..12)
         .prop_flat_map(move |(block_size, blocks)| {
-            // SGLang has one salt for the event; vLLM has keys block by block.
-            let keys = match layout {
-                Layout::Vllm => vec(option::of(vec("[a-z0-9@-]{0,40}", 1..3)), blocks).boxed(),
-                Layout::Sglang => "[a-z]{1,40}"
-                    .prop_map(move |salt| {
-                        let mut keys = vec![None; blocks];
-                        keys[0] = Some(vec![salt]);
-                        keys
-                    })
-                    .boxed(),
-            };
+            let key = prop_oneof![
+                ("[a-z0-9@-]{0,40}", any::<i64>())
+                    .prop_map(|(id, offset)| ExtraKey::Media { id: id.into(), offset }),
+                vec(any::<u8>(), 0..33).prop_map(|bytes| ExtraKey::Bytes(bytes.into())),
+            ];
             (
                 (
                     Just(block_size),
                     vec(any::<u64>(), blocks),
                     vec(any::<u32>(), blocks * block_size as usize),
                 ),
-                option::of(any::<u64>()),
-                tier(),
-                option::of("[!-~]{1,300}"),
-                prop_oneof![Just(Vec::new()), keys],
-                option::of("[!-~]{1,300}"),
+                (option::of(any::<u64>()), tier(), any::<bool>()),
+                (option::of("[!-~]{1,300}"), option::of("[!-~]{1,300}"), option::of("[!-~]{1,256}")),
+                prop_oneof![Just(Vec::new()), vec(vec(key, 0..3), blocks)],
+                prop_oneof![Just(Vec::new()), vec(vec(any::<u32>(), 1..2), blocks)],
+                (0_u32..4, option::of(1_u32..1 << 20), option::of("[a-z]{1,9}"), kind()),
             )
         })
-        .prop_map(|((block_size, block_hashes, tokens), parent, tier, lora, extra_keys, session)| {
-            let no_keys = extra_keys.iter().all(Option::is_none);
-            BlockStored {
+        .prop_map(move |(blocks, (parent, tier, echo), (lora, salt, session), keys, lookahead, group)| {
+            let (block_size, block_hashes, tokens) = blocks;
+            // vLLM says the salt with a prompt's first block only; SGLang has neither groups nor media.
+            let salt = salt.filter(|_| !vllm || parent.is_none());
+            let mut stored = BlockStored {
                 block_hashes,
                 parent,
                 tokens,
                 block_size,
                 tier,
                 lora: lora.map(Arc::from),
-                extra_keys: if no_keys { Vec::new() } else { extra_keys },
+                salt: salt.map(Arc::from),
+                lookahead,
                 session: session.map(Arc::from),
+                ..BlockStored::default()
+            };
+            if vllm {
+                stored.extra_keys = if keys.iter().all(Vec::is_empty) { Vec::new() } else { keys };
+                let (group, window, owner, kind) = group;
+                (stored.group, stored.window) = (group, window);
+                stored.owner = owner.map(Arc::from);
+                stored.echo = echo && tier == Tier::Host;
+                stored.kind = kind;
             }
+            stored
+        })
+}
+
+fn removed(layout: Layout) -> impl Strategy<Value = BlockRemoved> {
+    (vec((any::<u64>(), any::<u32>()), 0..20), any::<bool>(), tier(), 0_u32..4, option::of("[a-z]{1,9}"))
+        .prop_map(move |(hashes, counted, tier, group, owner)| {
+            let mut removed = BlockRemoved {
+                block_hashes: hashes.iter().map(|(hash, _)| *hash).collect(),
+                tier,
+                ..BlockRemoved::default()
+            };
+            if layout == Layout::Vllm {
+                removed.group = group;
+                removed.owner = owner.map(Arc::from);
+                if counted {
+                    removed.remaining = hashes.iter().map(|(_, copies)| *copies).collect();
+                }
+            }
+            removed
         })
 }
 
 fn batch(layout: Layout) -> impl Strategy<Value = KvBatch> {
     let event = prop_oneof![
         4 => stored(layout).prop_map(KvEvent::Stored),
-        3 => (vec(any::<u64>(), 0..20), tier())
-            .prop_map(|(block_hashes, tier)| KvEvent::Removed(BlockRemoved { block_hashes, tier })),
+        3 => removed(layout).prop_map(KvEvent::Removed),
         1 => Just(KvEvent::Cleared),
     ];
     (any::<f64>().prop_filter("a time", |t| t.is_finite()), vec(event, 0..20), option::of(any::<u32>()))
