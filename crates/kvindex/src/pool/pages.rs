@@ -93,7 +93,7 @@ impl Pages {
 /// Takes an entry out and gives memory back when three quarters of the table are idle.
 pub(super) fn remove_at(part: &mut Part, at: usize) {
     part.swap_remove_index(at);
-    if part.capacity() > 64 && part.len() < part.capacity() / 4 {
+    if part.capacity() > 16 && part.len() < part.capacity() / 4 {
         part.shrink_to(part.len() * 2);
     }
 }

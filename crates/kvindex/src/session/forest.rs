@@ -193,7 +193,7 @@ impl Forest {
     fn unplace(&mut self, block: u64) {
         if let Some(part) = self.places.get_mut(part_of(block)) {
             part.remove(&block);
-            if part.capacity() > 64 && part.len() < part.capacity() / 4 {
+            if part.capacity() > 16 && part.len() < part.capacity() / 4 {
                 part.shrink_to(part.len() * 2);
             }
         }

@@ -2,3 +2,4 @@
 mod worker;
 
 mod pool;
+mod session;
