@@ -24,6 +24,7 @@ def demo_test(*flags):
         must(len(children) >= 3 and all(a["identity_right"] for a in report["agents"]), f"{report['agents']}")
         must(report["cached_tokens"] > report["input_tokens"] / 2, "agents that resend their history must hit the cache")
         rows = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
+        must(len(rows) == report["turns"]["made"], f"{len(rows)} of {report['turns']['made']} turns can be replayed")
         must(all(row["request"]["replay"]["input_sequence_hashes"] for row in rows), "a row cannot be replayed")
     return test
 

@@ -2,8 +2,8 @@
 //!
 //! - Order: vLLM's `*/render` (needs `--enable-scale-out`), then `/tokenize`, which vLLM and SGLang have for
 //!   chat and completions bodies. Fields of the body that a route does not know are ignored by both engines.
-//! - Invariants: I-REN-1 never more than the configured look-ups at once per engine: one more is refused, not
-//!   queued; I-REN-2 an engine that has no such route is asked once until it comes up again.
+//! - Invariants: I-REN-1 never more than the configured look-ups at once per engine: one more waits, at most as
+//!   long as a look-up may take; I-REN-2 an engine that has no such route is asked once until it comes up again.
 //! - Sources: vLLM 0.32 and 0.33, SGLang 0.5.23.
 
 use std::sync::atomic::Ordering;
@@ -95,7 +95,8 @@ pub(crate) async fn render(
     if engine.render_unsupported.load(Ordering::Acquire) {
         return Err(RenderError::Unsupported);
     }
-    let _slot = engine.render_slots.try_acquire().map_err(|_| RenderError::Busy)?;
+    let slot = tokio::time::timeout(config.render_timeout, engine.render_slots.acquire()).await;
+    let Ok(Ok(_slot)) = slot else { return Err(RenderError::Busy) };
     let target = engine.target(rank);
     let kind = target.kind;
     let control = Control { client: client.clone(), target, timeout: config.render_timeout };
