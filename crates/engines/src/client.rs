@@ -3,9 +3,9 @@
 //! - Purpose: one pooled client for all engines; failures are told apart so that a caller can judge whether a
 //!   call may be repeated.
 //! - Invariants:
-//!   - I-CLI-1 a call whose first byte may have left is never sent a second time by this client. What hyper's
-//!     pool repeats on its own (`retry_canceled_requests`) is only a call that a reused connection handed back
-//!     unstarted, because the engine had closed it meanwhile: nothing of it was written. A call that was
+//!   - I-CLI-1 a call whose first byte may have left is never sent a second time by this client. What the
+//!     pool repeats on its own is only a call that a reused connection handed back unstarted, because the
+//!     engine had closed it meanwhile: nothing of it was written. A call that was
 //!     written on a connection that turns out closed is reported ([`SendErrorKind::Disconnected`],
 //!     `never_sent` false), not repeated.
 //!   - I-CLI-2 `never_sent` is true only when no byte of the call can have reached an engine.
@@ -24,11 +24,11 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
-use hyper::body::Incoming;
 use hyper_util::client::legacy::{Client, Error as LegacyError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::connect::{ConnectionUse, Connector, Dial, ServerNames};
+use crate::pool::{AnswerBody, Pool};
 use crate::tls::{TlsConfig, TlsError, client_config};
 
 /// An error of whatever kind.
@@ -138,40 +138,60 @@ impl std::error::Error for SendError {
 }
 
 impl SendError {
-    fn new(kind: SendErrorKind, never_sent: bool) -> Self {
+    pub(crate) fn new(kind: SendErrorKind, never_sent: bool) -> Self {
         Self { kind, never_sent, reused_connection: false, source: None }
+    }
+
+    pub(crate) fn because(self, source: impl Into<BoxError>) -> Self {
+        Self { source: Some(source.into()), ..self }
+    }
+
+    /// What became of a call on an open connection. `never_sent`: the connection never started it.
+    pub(crate) fn of_hyper(error: hyper::Error, never_sent: bool, reused_connection: bool) -> Self {
+        let kind = if never_sent { SendErrorKind::Disconnected } else { kind_of(&error) };
+        Self { kind, never_sent, reused_connection, source: Some(Box::new(error)) }
     }
 
     fn from_legacy(error: LegacyError) -> Self {
         let reused_connection = error.connect_info().is_some_and(ConnectionUse::was_used);
         let hyper = std::error::Error::source(&error).and_then(|e| e.downcast_ref::<hyper::Error>());
-        let (kind, never_sent) = if error.is_connect() {
-            (SendErrorKind::Connect, true)
-        } else if let Some(hyper) = hyper {
-            if hyper.is_canceled() {
-                // hyper hands a call back as cancelled only when its connection never started it.
-                (SendErrorKind::Disconnected, true)
-            } else if hyper.is_parse() || hyper.is_parse_status() {
-                (SendErrorKind::Garbage, false)
-            } else if hyper.is_user() {
-                (SendErrorKind::Body, false)
-            } else if hyper.is_timeout() {
-                (SendErrorKind::Timeout, false)
-            } else {
-                (SendErrorKind::Disconnected, false)
-            }
-        } else {
+        let (kind, never_sent) = match hyper {
+            _ if error.is_connect() => (SendErrorKind::Connect, true),
+            // hyper hands a call back as cancelled only when its connection never started it.
+            Some(hyper) if hyper.is_canceled() => (SendErrorKind::Disconnected, true),
+            Some(hyper) => (kind_of(hyper), false),
             // Neither a connection was tried nor a call written: the request was refused beforehand.
-            (SendErrorKind::Request, true)
+            None => (SendErrorKind::Request, true),
         };
         Self { kind, never_sent, reused_connection, source: Some(Box::new(error)) }
     }
 }
 
+fn kind_of(error: &hyper::Error) -> SendErrorKind {
+    if error.is_parse() || error.is_parse_status() {
+        SendErrorKind::Garbage
+    } else if error.is_user() {
+        SendErrorKind::Body
+    } else if error.is_timeout() {
+        SendErrorKind::Timeout
+    } else {
+        SendErrorKind::Disconnected
+    }
+}
+
+/// Who carries the calls.
+#[derive(Clone)]
+enum Carrier {
+    /// HTTP/1.1.
+    Pool(Pool),
+    /// Where HTTP/2 may be spoken.
+    Either(Client<Connector, Body>),
+}
+
 /// The client for all engines. Clones share the pool.
 #[derive(Clone)]
 pub struct HttpClient {
-    inner: Client<Connector, Body>,
+    carrier: Carrier,
     names: Arc<ServerNames>,
 }
 
@@ -200,7 +220,10 @@ impl HttpClient {
     }
 
     fn over(config: &HttpConfig, connector: Connector, names: Arc<ServerNames>) -> Self {
-        let inner = Client::builder(TokioExecutor::new())
+        if !config.http2_prior_knowledge && !config.http2_alpn {
+            return Self { carrier: Carrier::Pool(Pool::new(config, connector)), names };
+        }
+        let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .pool_idle_timeout(config.pool_idle_timeout)
@@ -208,17 +231,22 @@ impl HttpClient {
             .http2_only(config.http2_prior_knowledge)
             .retry_canceled_requests(true)
             .build(connector);
-        Self { inner, names }
+        Self { carrier: Carrier::Either(client), names }
     }
 
     /// Sends a call and waits for the head of its answer. `request` has an absolute URL.
     ///
     /// # Errors
     /// [`SendError`]; a response with any status is not an error.
-    pub async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, SendError> {
-        let response = self.inner.request(request).await.map_err(SendError::from_legacy)?;
-        ConnectionUse::mark(response.extensions());
-        Ok(response)
+    pub async fn send(&self, request: Request<Body>) -> Result<Response<AnswerBody>, SendError> {
+        match &self.carrier {
+            Carrier::Pool(pool) => pool.send(request).await,
+            Carrier::Either(client) => {
+                let response = client.request(request).await.map_err(SendError::from_legacy)?;
+                ConnectionUse::mark(response.extensions());
+                Ok(response.map(AnswerBody::from))
+            }
+        }
     }
 
     /// [`send`](Self::send), giving up when there is no response head within `head_timeout`.
@@ -229,7 +257,7 @@ impl HttpClient {
         &self,
         request: Request<Body>,
         head_timeout: Duration,
-    ) -> Result<Response<Incoming>, SendError> {
+    ) -> Result<Response<AnswerBody>, SendError> {
         match tokio::time::timeout(head_timeout, self.send(request)).await {
             Ok(result) => result,
             Err(_) => Err(SendError::new(SendErrorKind::Timeout, false)),
@@ -257,7 +285,7 @@ pub enum ReadError {
 ///
 /// # Errors
 /// [`ReadError`].
-pub async fn read_body(mut body: Incoming, max: usize) -> Result<Bytes, ReadError> {
+pub async fn read_body(mut body: AnswerBody, max: usize) -> Result<Bytes, ReadError> {
     let mut first: Option<Bytes> = None;
     let mut all = bytes::BytesMut::new();
     while let Some(frame) = body.frame().await {

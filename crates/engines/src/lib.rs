@@ -15,6 +15,7 @@ mod discovery;
 mod engine;
 mod headers;
 mod metrics;
+mod pool;
 mod probe;
 mod registry;
 mod render;
@@ -32,6 +33,7 @@ pub use config::{CONTROL_BODY_BYTES_MAX, ENGINES_MAX, EnginesConfig, MODELS_MAX,
 pub use connect::{Dial, Dialing, Io};
 pub use discovery::{Resolve, Resolving, SystemResolver};
 pub use headers::{request_headers, response_headers};
+pub use pool::AnswerBody;
 pub use probe::{Capability, CapabilityKind, Presence, ProbeOptions, ProbeReport, probe};
 pub use registry::{AddError, Added, Engines};
 pub use render::RenderError;

@@ -14,6 +14,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tandem_dialect::ErrorKind;
+use tandem_engines::AnswerBody;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::metrics::{Family, Metrics};
@@ -35,7 +36,7 @@ pub(crate) enum Body {
 
 /// An answer of an engine that only passes.
 pub(crate) struct Proxied {
-    pub(crate) body: Incoming,
+    pub(crate) body: AnswerBody,
     pub(crate) patience: Patience,
 }
 

@@ -14,7 +14,7 @@ use http::response::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tandem_dialect::{ErrorKind, count_tokens_body, estimate_tokens};
-use tandem_engines::{EngineState, full, response_headers};
+use tandem_engines::{AnswerBody, EngineState, full, response_headers};
 use tandem_types::{Dialect, WorkerId};
 
 use crate::app::App;
@@ -38,9 +38,9 @@ struct SmallCall {
 /// What the engines said.
 enum Said {
     /// An answer to pass on.
-    Answer(Parts, Incoming),
+    Answer(Parts, AnswerBody),
     /// Nobody has the route; an engine's words for it.
-    NoRoute(Parts, Incoming),
+    NoRoute(Parts, AnswerBody),
     /// Nobody is ready or can be reached.
     Nobody,
 }
@@ -147,7 +147,7 @@ async fn ask_one(app: &Arc<App>, ids: &RequestIdentity, call: &SmallCall, worker
     }
 }
 
-fn passed(app: &App, parts: &Parts, body: Incoming) -> Response<Body> {
+fn passed(app: &App, parts: &Parts, body: AnswerBody) -> Response<Body> {
     let idle = app.config.timeouts.small_call.0;
     let patience = Patience::new(idle, Instant::now() + app.config.request_timeout);
     let mut response = Response::new(Body::Proxy(Box::new(Proxied { body, patience })));

@@ -13,9 +13,8 @@ use bytes::{Bytes, BytesMut};
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use tandem_dialect::{AnswerFacts, ErrorKind, UsageFilter, observe_body};
-use tandem_engines::{SendError, SendErrorKind, Target, full, request_headers};
+use tandem_engines::{AnswerBody, SendError, SendErrorKind, Target, full, request_headers};
 use tandem_scheduler::{DispatchFailure, FailureKind, RejectReason};
 use tandem_types::{Dialect, EngineKind, WorkerId};
 use tokio::sync::mpsc;
@@ -51,11 +50,11 @@ pub(crate) struct Call {
 /// How a turn came out of its flight.
 pub(crate) enum Obtained {
     /// An event stream begins.
-    Stream(Parts, Incoming, UsageFilter),
+    Stream(Parts, AnswerBody, UsageFilter),
     /// An answer that does not stream, whole.
     Whole(Parts, Bytes, Box<AnswerFacts>),
     /// An answer that does not stream and is too large to wait for: what came so far, and the rest.
-    Large(Parts, Bytes, Incoming),
+    Large(Parts, Bytes, AnswerBody),
     /// No answer: say so in the dialect's form.
     Refused(Refusal),
     /// No answer from us, but an engine said something: pass that on.
@@ -384,11 +383,11 @@ pub(crate) fn engine_headers(app: &App, from: &HeaderMap, target: &Target) -> He
 
 enum Collected {
     Whole(Bytes),
-    Large(Bytes, Incoming),
+    Large(Bytes, AnswerBody),
 }
 
 /// Reads an answer up to `max` bytes, with at most `idle` of silence.
-async fn collect(mut body: Incoming, max: usize, idle: Duration) -> Result<Collected, TryFailed> {
+async fn collect(mut body: AnswerBody, max: usize, idle: Duration) -> Result<Collected, TryFailed> {
     let mut first: Option<Bytes> = None;
     let mut all = BytesMut::new();
     loop {

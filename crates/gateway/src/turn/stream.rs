@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body::Body as _;
-use hyper::body::Incoming;
 use tandem_dialect::{ErrorKind, StreamObserver, StreamPosition, UsageFilter, keep_alive, stream_error};
+use tandem_engines::AnswerBody;
 use tandem_scheduler::{DispatchFailure, FailureKind};
 use tandem_types::TurnId;
 use tokio::time::Sleep;
@@ -60,14 +60,14 @@ struct Live {
     /// For another try; gone with the first byte.
     call: Option<Arc<Call>>,
     dialect: tandem_types::Dialect,
-    upstream: Incoming,
+    upstream: AnswerBody,
     observer: StreamObserver,
     patience: Patience,
 }
 
 struct Passing {
     turn: Turn,
-    upstream: Incoming,
+    upstream: AnswerBody,
     patience: Patience,
 }
 
@@ -96,14 +96,14 @@ impl StreamBody {
     }
 
     /// The engine's stream begins.
-    pub(super) fn live(turn: Turn, call: Arc<Call>, upstream: Incoming, filter: UsageFilter) -> Self {
+    pub(super) fn live(turn: Turn, call: Arc<Call>, upstream: AnswerBody, filter: UsageFilter) -> Self {
         let mut body = Self::new(State::Over);
         body.go_live(turn, call, upstream, filter);
         body
     }
 
     /// Passes a large answer on whose beginning is there already.
-    pub(super) fn passing(mut turn: Turn, first: Bytes, upstream: Incoming) -> Self {
+    pub(super) fn passing(mut turn: Turn, first: Bytes, upstream: AnswerBody) -> Self {
         turn.first_byte();
         let patience = Patience::new(turn.app.config.timeouts.stream_idle.0, turn.deadline);
         let mut body = Self::new(State::Passing(Box::new(Passing { turn, upstream, patience })));
@@ -121,7 +121,7 @@ impl StreamBody {
         self.state = State::Waiting(Box::new(Waiting { call, flight, position, every, sign_of_life }));
     }
 
-    fn go_live(&mut self, turn: Turn, call: Arc<Call>, upstream: Incoming, filter: UsageFilter) {
+    fn go_live(&mut self, turn: Turn, call: Arc<Call>, upstream: AnswerBody, filter: UsageFilter) {
         let observer = StreamObserver::new(call.dialect, filter).expecting(call.choices);
         let patience = Patience::new(turn.app.config.timeouts.stream_idle.0, turn.deadline);
         let dialect = call.dialect;
