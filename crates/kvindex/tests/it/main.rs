@@ -1,5 +1,7 @@
 //! Tests of the indexes against naive oracles.
-mod worker;
+
+#![allow(clippy::expect_used, reason = "helpers of tests may fail a test")]
 
 mod pool;
 mod session;
+mod worker;

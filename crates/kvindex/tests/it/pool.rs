@@ -1,5 +1,7 @@
 //! The shared-pool index: hand-worked cases, and a model of a store that loses events and changes in silence.
 
+#![expect(clippy::single_range_in_vec_init, reason = "one range of pages is meant")]
+
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
