@@ -36,8 +36,8 @@
 //!   - I-SES-8 memory is bounded by [`SessionLimits`]; the least recently active sessions make room.
 //! - Concurrency: one owner writes, without any lock on its own data: the same owner applies events in order
 //!   anyway, and a change is some hundred nanoseconds per run. Readers never touch the forest: each session and
-//!   each worker has a cell of atomics, held by whoever asks often; finding a cell takes one of 64 read
-//!   locks, which the writer takes only when a session comes or goes.
+//!   each worker has a cell of atomics. Finding a cell takes one of 64 read locks, which the writer takes only
+//!   when a session comes or goes; so no reader waits for an update, and no update for a reader.
 //! - Deliberately absent: residency of blocks that no session needs and the choice of a worker (the worker
 //!   index), the shared pool, tokens, block sizes (one index per block size), learned idle times.
 //! - Where this goes beyond dynamo-kv-router 1.6.1 `session_prefix_index.rs`: parent edges, end and idle
@@ -45,6 +45,7 @@
 //!   merging at once instead of leaf pruning every 300 s.
 
 mod advance;
+mod covers;
 mod forest;
 mod holds;
 mod index;

@@ -329,7 +329,7 @@ impl SessionIndex {
     /// What happened since the start.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.counters
+        Counters { conflicts: self.counters.conflicts + self.forest.circles, ..self.counters }
     }
 
     /// What changed since the last call, each session and worker once, with its numbers of now.
