@@ -65,7 +65,7 @@ const IMPURE: &[&str] = &[
 
 /// Outside packages that only the named crates may depend on directly.
 const RESERVED: &[(&str, &[&str])] = &[
-    ("axum", &["gateway", "mock-engine"]),
+    ("axum", &["gateway"]),
     ("zeromq", &["engines", "mock-engine", "gateway"]),
     ("clap", &["cli", "xtask"]),
     ("tokenizers", &[]),
