@@ -278,10 +278,13 @@ fn own_hashes_are_those_of_request_traces() {
     let media = [Media { id: "img".into(), start: 2, len: 4 }];
     let pictured = block::prompt(Namespace::default(), PLAIN, &tokens(1..=12), &media);
     assert_eq!(pictured[..2], OWN_MEDIA.map(BlockHash));
+    let bigram = Shape { lookahead: 1, ..PLAIN };
+    assert_eq!(block::prompt(Namespace::default(), bigram, &tokens(1..=9), &[]), OWN_BIGRAM.map(BlockHash));
     assert_eq!(Namespace::new(Some(""), Some("")), Namespace::default());
 }
 
 const OWN_PLAIN: [u64; 2] = [14_643_705_804_678_351_452, 4_945_711_292_740_353_085];
+const OWN_BIGRAM: [u64; 2] = [10_075_814_864_502_999_031, 11_707_538_852_605_725_109];
 const OWN_NAMED: u64 = 3_893_218_436_252_339_258;
 const OWN_MEDIA: [u64; 2] = [15_265_006_398_190_666_250, 13_883_772_451_721_616_230];
 

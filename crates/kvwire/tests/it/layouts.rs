@@ -330,6 +330,9 @@ fn every_array_layout() {
     assert_eq!(with(json!(["GPU", "ad", keys])), keyed);
     assert_eq!(with(json!(["GPU", "ad", keys, 2])), grouped);
     assert_eq!(with(json!(["GPU", "ad", keys, 2, "sliding_window", 128])), windowed);
+    // The first number is the group and the second the window, also without a kind between them.
+    let numbered = BlockStored { window: Some(128), ..grouped.clone() };
+    assert_eq!(with(json!(["GPU", "ad", keys, 2, 128])), numbered);
     // A list of media before the group, as Dynamo's publishers write it; and fields of tomorrow.
     assert_eq!(with(json!(["GPU", "ad", keys, [[{"mm": 1}], null], 2, "sliding_window", 128])), windowed);
     assert_eq!(with(json!(["GPU", "ad", keys, 2, "sliding_window", 128, {"a": 1}, true])), windowed);

@@ -311,6 +311,21 @@ fn what_is_held_back_is_bounded() {
     }
 }
 
+/// I-TRK-4.
+#[test]
+fn what_is_held_back_twice_takes_room_once() {
+    let mut rig = Rig::at_ten(TrackerConfig { held_bytes_max: 3 * 9, ..REPLAYS });
+    rig.live(1, 14);
+    rig.live(1, 15);
+    // The answer has a hole before what is held back already.
+    assert_eq!(rig.replayed(1, 1, 10..=11), [apply(1, 11)]);
+    assert_eq!(rig.replayed(1, 1, 14..=15), []);
+    assert_eq!(rig.0.held(), 2);
+    assert_eq!(rig.end(1), [replay(2, 11, 12)]);
+    assert_eq!(rig.replayed(2, 1, 11..=15), applied(1, 12..=15));
+    assert_eq!(rig.end(2), []);
+}
+
 #[test]
 fn defaults_name_their_bounds() {
     let rig = Rig::new(TrackerConfig::mooncake());
