@@ -50,7 +50,7 @@ pub use listing::{ListingError, ListingOutcome, Progress};
 pub use pages::SWEEP_LOCK_MAX;
 pub use reader::{Hits, PoolReader};
 
-/// Most pages (times planes of 64 slots) kept, by default: about 300 MB.
+/// Most pages (times planes of 64 slots) kept, by default: about 400 MB.
 pub const PAGES_MAX: usize = 4_000_000;
 /// Most removals remembered while a listing is under way, by default.
 pub const TOMBSTONES_MAX: usize = 65_536;

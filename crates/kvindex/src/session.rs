@@ -60,7 +60,7 @@ pub use query::{Branch, Resident};
 
 /// Most sessions, by default.
 pub const SESSIONS_MAX: usize = 131_072;
-/// Most different blocks on sessions' paths, by default: about 300 MB.
+/// Most different blocks on sessions' paths, by default: about 400 MB.
 pub const BLOCKS_MAX: usize = 8_000_000;
 /// Most branches of one session, by default; the least recently used one gives way.
 pub const BRANCHES_MAX: usize = 16;

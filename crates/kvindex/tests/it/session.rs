@@ -218,6 +218,26 @@ fn residency_follows_events_by_tier_and_moves_no_lineage() {
 }
 
 #[test]
+fn what_a_fork_splits_is_merged_again() {
+    let mut index = index();
+    tell(&mut index, 1, &straight(94), 1);
+    assert_eq!(index.runs(), 2);
+    // 50, and behind the fork 14 of the first run with the 30 that followed it.
+    tell(&mut index, 2, &fork(50, 1, 1), 1);
+    assert_eq!(index.runs(), 3);
+    index.end(&key(2), NOW);
+    assert_eq!(index.runs(), 2);
+    for shared in 1..94 {
+        tell(&mut index, 2, &fork(shared, 1, 1), 1);
+        index.end(&key(2), NOW);
+        assert_eq!((index.runs(), index.blocks()), (2, 94), "fork at {shared}");
+    }
+    tell(&mut index, 2, &straight(10), 1);
+    index.end(&key(1), NOW);
+    assert_eq!((index.runs(), index.blocks()), (1, 10));
+}
+
+#[test]
 fn lineage_is_given_from_the_root_or_from_an_anchor() {
     let mut index = index();
     let path = fork(90, 1, 60);

@@ -125,10 +125,38 @@ impl Model {
         if moved.is_some() { Advance::Moved { new } } else { Advance::Branched { new } }
     }
 
+    /// How many runs there may be. Between branch ends and forks, two runs that follow each other are longer than
+    /// 64 together: a stretch of so many blocks has at most `2 * (blocks / 65) + 1`.
+    fn most_runs(&self) -> usize {
+        let chains: Vec<&Vec<u64>> =
+            self.sessions.values().flat_map(|known| &known.ends).map(|end| &end.chain).collect();
+        let mut after: BTreeMap<Option<u64>, BTreeSet<u64>> = BTreeMap::new();
+        for chain in &chains {
+            for (at, block) in chain.iter().enumerate() {
+                after.entry(at.checked_sub(1).map(|at| chain[at])).or_default().insert(*block);
+            }
+        }
+        let ends: BTreeSet<u64> = chains.iter().filter_map(|chain| chain.last().copied()).collect();
+        let kids = |block: u64| after.get(&Some(block)).map_or(0, BTreeSet::len);
+        let stops = |block: u64| ends.contains(&block) || kids(block) != 1;
+        let starts =
+            after.iter().filter(|(before, _)| before.is_none_or(&stops)).flat_map(|(_, firsts)| firsts);
+        starts
+            .map(|first| {
+                let (mut block, mut len) = (*first, 1);
+                while !stops(block) {
+                    block = after[&Some(block)].first().copied().expect("one kid");
+                    len += 1;
+                }
+                2 * (len / 65) + 1
+            })
+            .sum()
+    }
+
     fn assert_equal(&self, index: &SessionIndex, homes: u32) {
         assert_eq!(index.blocks(), self.all().len());
-        let ends: usize = self.sessions.values().map(|known| known.ends.len()).sum();
-        assert!(index.runs() <= 2 * ends + index.blocks() / 32 + 1, "{} runs, {ends} ends", index.runs());
+        let most = self.most_runs();
+        assert!(index.runs() <= most, "{} runs, {most} would do", index.runs());
         for home in 0..homes {
             let summary = index.worker(worker(home));
             let tiers = [0, 1, 2].map(|tier| {
