@@ -4,8 +4,9 @@
 //!   [`EngineEvent`]s, which map one to one to the scheduler's inputs; [`Target`] says how to reach a worker.
 //! - [`HttpClient`] carries the calls; [`request_headers`] and [`response_headers`] say which headers cross.
 //! - [`probe`] looks at one engine for `tandem doctor` and names the flags that it lacks.
+//! - [`KvEvents`] follows what the engines' caches gain and lose, [`StoreEvents`] a shared Mooncake store.
 //!
-//! Deliberately absent: choosing a worker, retries, circuit breaking (the scheduler decides), KV events.
+//! Deliberately absent: choosing a worker, retries, circuit breaking (the scheduler decides), the KV index.
 
 mod client;
 mod config;
@@ -14,6 +15,7 @@ mod control;
 mod discovery;
 mod engine;
 mod headers;
+mod kv_events;
 mod metrics;
 mod pool;
 mod probe;
@@ -33,12 +35,17 @@ pub use config::{CONTROL_BODY_BYTES_MAX, ENGINES_MAX, EnginesConfig, MODELS_MAX,
 pub use connect::{Dial, Dialing, Io};
 pub use discovery::{Resolve, Resolving, SystemResolver};
 pub use headers::{request_headers, response_headers};
+pub use kv_events::{
+    EndpointError, KvEvents, KvEventsConfig, KvState, KvStatus, KvUpdate, KvUpdateKind, StoreDoubt,
+    StoreEvents, StoreEventsConfig, StoreSpec, StoreStatus, StoreUpdate, ZmqEndpoint,
+};
 pub use pool::AnswerBody;
 pub use probe::{Capability, CapabilityKind, Presence, ProbeOptions, ProbeReport, probe};
 pub use registry::{AddError, Added, Engines};
 pub use render::RenderError;
 pub use spec::{
-    ApiKey, BaseUrl, EngineAddress, EngineKindHint, EngineSpec, LABELS_MAX, SPEC_BYTES_MAX, SpecError,
+    ApiKey, BaseUrl, EngineAddress, EngineKindHint, EngineSpec, KvEventsSpec, LABELS_MAX, SPEC_BYTES_MAX,
+    SpecError,
 };
 pub use state::{
     EngineEvent, EngineState, EngineStatus, LastError, LoadSource, ModelInfo, Target, WorkerStatus,

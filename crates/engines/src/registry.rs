@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use tandem_types::{Dialect, EngineId, WorkerId};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as watch_channel};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -70,6 +70,8 @@ pub(crate) struct Shared {
     names: Mutex<BTreeMap<String, CancellationToken>>,
     write: Mutex<()>,
     pub(crate) stop: CancellationToken,
+    /// Counts changes of the set and of what is known of an engine's publishers.
+    pub(crate) changed: watch_channel::Sender<u64>,
     tasks: TaskTracker,
 }
 
@@ -112,6 +114,7 @@ impl Engines {
                 names: Mutex::default(),
                 write: Mutex::default(),
                 stop: CancellationToken::new(),
+                changed: watch_channel::Sender::new(0),
                 tasks: TaskTracker::new(),
             }),
         };
@@ -173,6 +176,7 @@ impl Engines {
             Arc::new(Engine::new(id, spec, base, found_by, &shared.config, shared.stop.child_token()));
         engines.insert(id, Arc::clone(&engine));
         shared.engines.store(Arc::new(engines));
+        self.note_change();
         shared.tasks.spawn(watch::run(self.clone(), Arc::clone(&engine)));
         Ok(engine)
     }
@@ -280,5 +284,10 @@ impl Engines {
         let mut engines = BTreeMap::clone(&self.shared.engines.load());
         engines.remove(&id);
         self.shared.engines.store(Arc::new(engines));
+        self.note_change();
+    }
+
+    pub(crate) fn note_change(&self) {
+        self.shared.changed.send_modify(|count| *count = count.wrapping_add(1));
     }
 }

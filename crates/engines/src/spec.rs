@@ -8,7 +8,9 @@
 //!   - `dns://NAME:PORT`, `dns+https://NAME:PORT`: every address of the name is an engine, and the set follows
 //!     the records.
 //!
-//!   Keys: `kind` (`auto`, `vllm`, `sglang`, `openai`), `api_key`, `max_running`, `label.NAME`.
+//!   Keys: `kind` (`auto`, `vllm`, `sglang`, `openai`), `api_key`, `max_running`, `kv_events` (`off` or rank 0's
+//!   publisher as the engine is configured with it, `tcp://*:5557`), `kv_replay` (rank 0's replay socket),
+//!   `label.NAME`.
 //! - Invariants: I-SPEC-1 a base URL never ends in `/` nor in `/v1` (users paste the OpenAI base URL);
 //!   I-SPEC-2 neither `Display` nor `Debug` shows an API key.
 //! - Deliberately absent: user names and passwords in URLs, `%` decoding, reading of files or environment.
@@ -19,6 +21,8 @@ use std::str::FromStr;
 
 use http::{HeaderValue, Uri};
 use serde::{Deserialize, Serialize};
+
+use crate::kv_events::ZmqEndpoint;
 
 /// Longest accepted engine text, in bytes.
 pub const SPEC_BYTES_MAX: usize = 4096;
@@ -65,7 +69,9 @@ pub enum SpecError {
     #[error("option {0:?} has no value: options are KEY=VALUE, separated by commas")]
     OptionForm(String),
     /// An unknown option.
-    #[error("unknown option {0:?}: the options are kind, api_key, max_running and label.NAME")]
+    #[error(
+        "unknown option {0:?}: the options are kind, api_key, max_running, kv_events, kv_replay and label.NAME"
+    )]
     OptionUnknown(String),
     /// The same option twice.
     #[error("option {0:?} is given twice")]
@@ -215,6 +221,12 @@ impl BaseUrl {
         &self.authority
     }
 
+    /// The host alone; an IPv6 address keeps its brackets.
+    pub(crate) fn host(&self) -> String {
+        let authority: Option<http::uri::Authority> = self.authority.parse().ok();
+        authority.map_or_else(|| self.authority.clone(), |authority| authority.host().to_owned())
+    }
+
     /// The whole URL of a route; `path_and_query` starts with `/`.
     ///
     /// # Errors
@@ -266,6 +278,23 @@ impl fmt::Display for EngineAddress {
     }
 }
 
+/// Where an engine's cache events are published, as far as the user says; the rest is asked of the engine.
+/// Ports count upwards with the data-parallel rank; a host of `*` is the engine's.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KvEventsSpec {
+    /// They are not to be followed.
+    pub off: bool,
+    /// Rank 0's publisher.
+    pub events: Option<ZmqEndpoint>,
+    /// Rank 0's replay socket.
+    pub replay: Option<ZmqEndpoint>,
+}
+
+impl KvEventsSpec {
+    /// All is asked of the engine.
+    pub const DISCOVER: Self = Self { off: false, events: None, replay: None };
+}
+
 /// An engine (or a set found by name) as the user describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineSpec {
@@ -277,6 +306,8 @@ pub struct EngineSpec {
     pub api_key: Option<ApiKey>,
     /// Most turns that may run at once on each of its data-parallel ranks.
     pub max_running: Option<u32>,
+    /// Where its cache events are published.
+    pub kv_events: KvEventsSpec,
     /// Free labels, for the admin API and for policies.
     pub labels: BTreeMap<String, String>,
 }
@@ -290,6 +321,7 @@ impl EngineSpec {
             kind: EngineKindHint::Auto,
             api_key: None,
             max_running: None,
+            kv_events: KvEventsSpec::DISCOVER,
             labels: BTreeMap::new(),
         }
     }
@@ -390,6 +422,15 @@ fn parse_options(text: &str, spec: &mut EngineSpec) -> Result<(), SpecError> {
                 let n = value.parse().ok().filter(|n| *n > 0);
                 spec.max_running = Some(n.ok_or_else(|| bad(value, "a whole number from 1"))?);
             }
+            "kv_events" if value == "off" => spec.kv_events.off = true,
+            "kv_events" => {
+                let expected = "off or an endpoint like tcp://*:5557";
+                spec.kv_events.events = Some(value.parse().map_err(|_| bad(value, expected))?);
+            }
+            "kv_replay" => {
+                let expected = "an endpoint like tcp://*:5558";
+                spec.kv_events.replay = Some(value.parse().map_err(|_| bad(value, expected))?);
+            }
             _ => match key.strip_prefix("label.") {
                 Some(name) if !name.is_empty() => {
                     if spec.labels.len() == LABELS_MAX {
@@ -439,6 +480,17 @@ mod tests {
     }
 
     #[test]
+    fn event_endpoints_are_read() {
+        let spec: EngineSpec =
+            "http://a:8000@kv_events=tcp://*:5557,kv_replay=tcp://gpu-1:5657".parse().expect("valid");
+        let shown = |endpoint: Option<ZmqEndpoint>| endpoint.map(|e| e.to_string());
+        assert_eq!(shown(spec.kv_events.events).as_deref(), Some("tcp://*:5557"));
+        assert_eq!(shown(spec.kv_events.replay).as_deref(), Some("tcp://gpu-1:5657"));
+        let off: EngineSpec = "http://a:8000@kv_events=off".parse().expect("valid");
+        assert_eq!(off.kv_events, KvEventsSpec { off: true, ..KvEventsSpec::DISCOVER });
+    }
+
+    #[test]
     fn names_are_discovered() {
         let spec: EngineSpec = "dns+https://Engines.svc:8000@kind=sglang".parse().expect("valid");
         assert_eq!(
@@ -467,9 +519,14 @@ mod tests {
             ("dns://10.0.0.1:8000", "write http://10.0.0.1:8000"),
             ("http://a@kind=tgi", "expected auto, vllm, sglang or openai"),
             ("http://a@max_running=0", "expected a whole number from 1"),
+            ("http://a@kv_events=5557", "expected off or an endpoint like tcp://*:5557"),
+            ("http://a@kv_replay=off", "expected an endpoint like tcp://*:5558"),
             ("http://a@kind=vllm,kind=vllm", "given twice"),
             ("http://a@kind=vllm,fast", "has no value"),
-            ("http://a@weight=3", "the options are kind, api_key, max_running and label.NAME"),
+            (
+                "http://a@weight=3",
+                "the options are kind, api_key, max_running, kv_events, kv_replay and label.NAME",
+            ),
             ("http://a@api_key=se cret", "visible ascii"),
         ] {
             assert!(error(text).contains(says), "{text:?}: {}", error(text));

@@ -169,11 +169,14 @@ impl<'a> Watch<'a> {
                 self.take_survey(survey);
                 self.schedule_all();
                 self.engine.render_unsupported.store(false, Ordering::Release);
-                let mut facts = self.engine.facts();
-                facts.ready = true;
-                facts.ever_ready = true;
-                facts.failures = 0;
-                facts.since = Instant::now();
+                {
+                    let mut facts = self.engine.facts();
+                    facts.ready = true;
+                    facts.ever_ready = true;
+                    facts.failures = 0;
+                    facts.since = Instant::now();
+                }
+                self.engines.note_change();
             }
             Err(error) => {
                 self.good = 0;
@@ -311,13 +314,18 @@ impl<'a> Watch<'a> {
 
     fn take_survey(&mut self, survey: Survey) {
         self.loads_to_tell = loads_of(&survey.workers);
-        {
+        let ranks_changed = {
             let mut facts = self.engine.facts();
+            let changed = !facts.workers.keys().eq(survey.workers.keys());
             facts.kind = Some(survey.kind);
             facts.version.clone_from(&survey.version);
             facts.models.clone_from(&survey.models);
             facts.workers.clone_from(&survey.workers);
             facts.load_source = survey.load_source;
+            changed
+        };
+        if ranks_changed {
+            self.engines.note_change();
         }
         self.backoff = self.config.retry_initial;
         self.survey = Some(survey);
@@ -336,9 +344,16 @@ impl<'a> Watch<'a> {
             known.load = status.load.or(known.load);
             known.kv_capacity_tokens = status.kv_capacity_tokens.or(known.kv_capacity_tokens);
         }
-        let mut facts = self.engine.facts();
-        facts.load_source = survey.load_source;
-        facts.workers.clone_from(&survey.workers);
+        let ranks_changed = {
+            let mut facts = self.engine.facts();
+            let changed = !facts.workers.keys().eq(survey.workers.keys());
+            facts.load_source = survey.load_source;
+            facts.workers.clone_from(&survey.workers);
+            changed
+        };
+        if ranks_changed {
+            self.engines.note_change();
+        }
     }
 
     /// Tells what changed.
@@ -406,6 +421,8 @@ impl<'a> Watch<'a> {
             models: models.clone(),
             kv_capacity_tokens: status.kv_capacity_tokens,
             max_running: self.engine.spec.max_running,
+            labels: self.engine.spec.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
+            taints: Vec::new(),
         };
         survey.workers.iter().map(|(rank, status)| (*rank, info(status))).collect()
     }
