@@ -6,8 +6,8 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use tandem_gateway::config::Config;
 
-use crate::Failure;
 use crate::serve::{ServeArgs, layered};
+use crate::{Failure, print};
 
 /// Arguments of `tandem config`.
 #[derive(Debug, Args)]
@@ -29,24 +29,25 @@ enum What {
     Metrics,
 }
 
-#[expect(clippy::print_stdout, reason = "the command's output")]
 pub(crate) fn run(args: ConfigArgs) -> Result<ExitCode, Failure> {
     match args.what {
         What::Check(args) => {
             layered(*args)?.resolve().map_err(|e| Failure::Usage(e.into()))?;
-            println!("ok");
+            print::line("ok")?;
         }
         What::Show(args) => {
             let config = layered(*args)?;
             let text = toml::to_string_pretty(&config).context("writing the configuration")?;
-            print!("{text}");
+            print::data(&text)?;
             config.resolve().map_err(|e| Failure::Usage(e.into()))?;
         }
         What::Schema => {
             let schema = Config::json_schema();
-            println!("{}", serde_json::to_string_pretty(&schema).context("writing the schema")?);
+            print::line(&serde_json::to_string_pretty(&schema).context("writing the schema")?)?;
         }
-        What::Metrics => print!("{}", tandem_gateway::metrics_reference_page()),
+        What::Metrics => {
+            print::data(&tandem_gateway::metrics_reference_page())?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

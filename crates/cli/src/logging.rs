@@ -1,5 +1,7 @@
 //! Logging: to stderr, so that data on stdout stays clean.
 
+use std::io::{self, IsTerminal as _};
+
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
@@ -30,7 +32,14 @@ pub(crate) fn init(args: &LogArgs, default_level: &str) {
         Ok(filter) => (filter, None),
         Err(error) => (EnvFilter::new(default_level), Some(error)),
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Colours are for a person's eyes: not in a file, a pipe or a journal, and not where they are unwanted.
+    let coloured = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(coloured)
+        // A log that nobody takes any more must not end what is logged: the report on it would panic.
+        .log_internal_errors(false);
     match args.log_format {
         LogFormat::Text => builder.init(),
         LogFormat::Json => builder.json().init(),

@@ -12,6 +12,7 @@ mod demo;
 mod doctor;
 mod logging;
 mod mock_engine;
+mod print;
 mod serve;
 
 #[global_allocator]
@@ -58,7 +59,6 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the last word of a failing command")]
 fn main() -> ExitCode {
     let args = Args::parse();
     let default_level = match args.command {
@@ -69,14 +69,29 @@ fn main() -> ExitCode {
     match run(args.command) {
         Ok(code) => code,
         Err(Failure::Usage(error)) => {
-            eprintln!("error: {error:#}");
+            print::note(&format!("error: {}", words(&error)));
             ExitCode::from(2)
         }
         Err(Failure::Run(error)) => {
-            eprintln!("error: {error:#}");
+            print::note(&format!("error: {}", words(&error)));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, each said once: many errors name their cause in their own text.
+fn words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.contains(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    text
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {

@@ -11,7 +11,7 @@ use tandem_mock_engine::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::Failure;
+use crate::{Failure, print};
 
 /// Arguments of `tandem mock-engine`.
 #[derive(Debug, Args)]
@@ -163,20 +163,19 @@ fn read_file<T: serde::de::DeserializeOwned>(path: &PathBuf) -> anyhow::Result<T
 }
 
 /// Runs the mock engine until a signal ends it.
-#[expect(clippy::print_stdout, reason = "the addresses are the command's output")]
 pub(crate) async fn run(args: MockEngineArgs) -> Result<ExitCode, Failure> {
     if args.list_profiles {
         for name in tandem_engine_model::Profile::names() {
-            println!("{name}");
+            print::line(name)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let config = settings(args).map_err(Failure::Usage)?;
     let engine = MockEngine::start(config).await.map_err(|e| Failure::Run(e.into()))?;
-    println!("{}", engine.url());
+    print::line(&engine.url())?;
     for endpoints in engine.kv_endpoints() {
         let replay = endpoints.replay.as_deref().unwrap_or("none");
-        println!("rank {}: kv events {} replay {replay}", endpoints.rank, endpoints.events);
+        print::line(&format!("rank {}: kv events {} replay {replay}", endpoints.rank, endpoints.events))?;
     }
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;

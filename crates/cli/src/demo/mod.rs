@@ -16,7 +16,7 @@ use tandem_mock_engine::{MockConfig, MockEngine, MockKind, MockModel, Speed};
 use tandem_trace::record::Record;
 use tokio::sync::mpsc;
 
-use crate::Failure;
+use crate::{Failure, print};
 
 mod answer;
 mod body;
@@ -62,7 +62,6 @@ enum Kind {
 }
 
 /// Runs the demo. Exit code 0 only if every turn completed and was recognised rightly.
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the command's output and its progress")]
 pub(crate) async fn run(args: DemoArgs) -> Result<ExitCode, Failure> {
     let trace = match &args.trace {
         Some(path) => path.clone(),
@@ -80,13 +79,16 @@ pub(crate) async fn run(args: DemoArgs) -> Result<ExitCode, Failure> {
     let seconds = start.elapsed().as_secs_f64();
 
     if args.stay {
-        eprintln!(
+        print::note(&format!(
             "gateway {base}  admin http://{}  metrics http://{}/metrics",
             gateway.admin_addr(),
             gateway.metrics_addr()
-        );
-        eprintln!("engines {}", engines.iter().map(MockEngine::url).collect::<Vec<_>>().join(" "));
-        eprintln!("model {}; press Ctrl-C to end", body::MODEL);
+        ));
+        print::note(&format!(
+            "engines {}",
+            engines.iter().map(MockEngine::url).collect::<Vec<_>>().join(" ")
+        ));
+        print::note(&format!("model {}; press Ctrl-C to end", body::MODEL));
         tokio::signal::ctrl_c().await.context("waiting for Ctrl-C")?;
     }
     // The gateway first: its end writes the last rows.
@@ -105,9 +107,9 @@ pub(crate) async fn run(args: DemoArgs) -> Result<ExitCode, Failure> {
         seconds,
     });
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report).context("writing the report")?);
+        print::line(&serde_json::to_string_pretty(&report).context("writing the report")?)?;
     } else {
-        print!("{}", report::text(&report));
+        print::data(&report::text(&report))?;
     }
     Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

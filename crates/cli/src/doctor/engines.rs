@@ -11,7 +11,7 @@ use tandem_engines::{
 };
 use tandem_gateway::config::Span;
 
-use crate::Failure;
+use crate::{Failure, print};
 
 /// Arguments of `tandem doctor engines`.
 #[derive(Debug, Args)]
@@ -34,7 +34,6 @@ pub(crate) struct EnginesArgs {
 }
 
 /// Looks at all engines at once. Exit code 0 if each could be reached and lacks nothing.
-#[expect(clippy::print_stdout, reason = "the command's output")]
 pub(super) async fn run(args: EnginesArgs) -> Result<ExitCode, Failure> {
     let mut specs = Vec::new();
     for url in &args.urls {
@@ -56,9 +55,9 @@ pub(super) async fn run(args: EnginesArgs) -> Result<ExitCode, Failure> {
     let reports = join_all(specs.iter().map(|spec| probe(&client, spec, options))).await;
     for report in &reports {
         if args.json {
-            println!("{}", serde_json::to_string(report).context("writing the report")?);
+            print::line(&serde_json::to_string(report).context("writing the report")?)?;
         } else {
-            print!("{}", text(report));
+            print::data(&text(report))?;
         }
     }
     Ok(if reports.iter().all(healthy) { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -18,6 +18,7 @@ use tandem_types::TenantId;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::Failure;
+use crate::print::{self, Reader};
 
 /// Arguments of `tandem doctor harness`.
 #[derive(Debug, Args)]
@@ -58,7 +59,6 @@ struct Finding {
 }
 
 /// Listens until Ctrl-C or until the wanted number of calls came.
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the command's output")]
 pub(super) async fn run(args: ListenArgs) -> Result<ExitCode, Failure> {
     let config = MockConfig {
         host: args.host,
@@ -71,10 +71,11 @@ pub(super) async fn run(args: ListenArgs) -> Result<ExitCode, Failure> {
         ..MockConfig::default()
     };
     let engine = MockEngine::start(config).await.map_err(|e| Failure::Run(e.into()))?;
-    eprintln!("listening on {}; point a harness here (OpenAI base URL {}/v1)", engine.url(), engine.url());
+    let url = engine.url();
+    print::note(&format!("listening on {url}; point a harness here (OpenAI base URL {url}/v1)"));
     let mut look = interval(LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut next, mut shown) = (0, 0);
+    let (mut next, mut shown, mut reader) = (0, 0, Reader::There);
     loop {
         tokio::select! {
             result = tokio::signal::ctrl_c() => {
@@ -84,11 +85,11 @@ pub(super) async fn run(args: ListenArgs) -> Result<ExitCode, Failure> {
             _ = look.tick() => {}
         }
         for record in engine.records().iter().filter(|r| r.index >= next) {
-            println!("{}", show(&examine(record), args.json)?);
+            reader = print::line(&show(&examine(record), args.json)?)?;
             shown += 1;
         }
         next = engine.records().last().map_or(next, |r| next.max(r.index + 1));
-        if args.calls.is_some_and(|wanted| shown >= wanted) {
+        if reader == Reader::Gone || args.calls.is_some_and(|wanted| shown >= wanted) {
             break;
         }
     }
