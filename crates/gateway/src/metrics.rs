@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics::{Key, KeyName, Label, Level, Metadata, Recorder, SharedString};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
@@ -95,6 +95,17 @@ const SECONDS: &[f64] = &[
 pub(crate) struct Metrics {
     recorder: Arc<PrometheusRecorder>,
     handle: PrometheusHandle,
+    /// By family: those without labels are looked up once, not once a request.
+    plain: Arc<[Plain]>,
+}
+
+/// A family without labels, ready to use.
+enum Plain {
+    /// It has labels.
+    No,
+    Counter(Counter),
+    Gauge(Gauge),
+    Histogram(Histogram),
 }
 
 impl Metrics {
@@ -118,23 +129,19 @@ impl Metrics {
             }
         }
         let handle = recorder.handle();
-        let metrics = Self { recorder: Arc::new(recorder), handle };
-        metrics.register_unlabelled();
-        Ok(metrics)
+        // Families without labels show as zero from the start, so that alerts on them work.
+        let plain = Family::ALL.iter().map(|family| Self::plain(&recorder, *family)).collect();
+        Ok(Self { recorder: Arc::new(recorder), handle, plain })
     }
 
-    /// Families without labels show as zero from the start, so that alerts on them work.
-    fn register_unlabelled(&self) {
-        for family in Family::ALL {
-            let (kind, _, labels, _) = family.parts();
-            if !labels.is_empty() {
-                continue;
-            }
-            match kind {
-                Kind::Counter => self.count(*family, &[], 0),
-                Kind::Gauge => self.gauge(*family, &[], 0.0),
-                Kind::Histogram => {}
-            }
+    fn plain(recorder: &PrometheusRecorder, family: Family) -> Plain {
+        let (kind, name, labels, _) = family.parts();
+        let key = Key::from_static_name(name);
+        match kind {
+            _ if !labels.is_empty() => Plain::No,
+            Kind::Counter => Plain::Counter(recorder.register_counter(&key, &METADATA)),
+            Kind::Gauge => Plain::Gauge(recorder.register_gauge(&key, &METADATA)),
+            Kind::Histogram => Plain::Histogram(recorder.register_histogram(&key, &METADATA)),
         }
     }
 
@@ -154,7 +161,10 @@ impl Metrics {
 
     /// Adds `n`.
     pub(crate) fn count(&self, family: Family, labels: &[(&'static str, &str)], n: u64) {
-        self.recorder.register_counter(&Self::key(family, labels), &METADATA).increment(n);
+        match self.plain.get(family as usize) {
+            Some(Plain::Counter(counter)) => counter.increment(n),
+            _ => self.recorder.register_counter(&Self::key(family, labels), &METADATA).increment(n),
+        }
     }
 
     /// Sets a gauge.
@@ -164,17 +174,26 @@ impl Metrics {
     }
 
     fn gauge(&self, family: Family, labels: &[(&'static str, &str)], value: f64) {
-        self.recorder.register_gauge(&Self::key(family, labels), &METADATA).set(value);
+        match self.plain.get(family as usize) {
+            Some(Plain::Gauge(gauge)) => gauge.set(value),
+            _ => self.recorder.register_gauge(&Self::key(family, labels), &METADATA).set(value),
+        }
     }
 
     /// Moves a gauge without labels up or down.
     pub(crate) fn shift(&self, family: Family, delta: f64) {
-        self.recorder.register_gauge(&Self::key(family, &[]), &METADATA).increment(delta);
+        if let Some(Plain::Gauge(gauge)) = self.plain.get(family as usize) {
+            gauge.increment(delta);
+        }
     }
 
     /// Records how long something lasted.
     pub(crate) fn lasted(&self, family: Family, labels: &[(&'static str, &str)], time: Duration) {
-        self.recorder.register_histogram(&Self::key(family, labels), &METADATA).record(time.as_secs_f64());
+        let seconds = time.as_secs_f64();
+        match self.plain.get(family as usize) {
+            Some(Plain::Histogram(histogram)) => histogram.record(seconds),
+            _ => self.recorder.register_histogram(&Self::key(family, labels), &METADATA).record(seconds),
+        }
     }
 
     /// Moves histogram samples into their buckets; must run now and then even when nobody scrapes.

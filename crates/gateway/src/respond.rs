@@ -1,12 +1,17 @@
 //! Answers of our own: errors in the caller's dialect, JSON, and what every answer carries.
 
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 use tandem_dialect::{ErrorKind, error_body};
 use tandem_types::{Dialect, RequestId};
+use uuid::Uuid;
 
 use crate::app::App;
 use crate::body::Body;
+use crate::clock::unix_ms;
 use crate::metrics::Family;
 
 /// The ids of one request.
@@ -40,10 +45,24 @@ impl RequestIdentity {
     }
 }
 
+/// A version 7 UUID: the time, then bits that differ from process to process and from id to id. Randomness is
+/// drawn once: drawing it for each id would cost a system call a request.
+fn fresh_uuid() -> Uuid {
+    static SEED: LazyLock<u128> = LazyLock::new(|| Uuid::new_v4().as_u128());
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    // Odd, so that different counts stay different in the 62 bits that are kept.
+    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+    let [a, b, .., c, d, e, f, g, h, i, j] = SEED.to_be_bytes();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed).wrapping_mul(STEP);
+    let [c, d, e, f, g, h, i, j] =
+        u64::from_be_bytes([c, d, e, f, g, h, i, j]).wrapping_add(count).to_be_bytes();
+    uuid::Builder::from_unix_timestamp_millis(unix_ms(), &[a, b, c, d, e, f, g, h, i, j]).into_uuid()
+}
+
 /// A UUID is 36 bytes of visible ASCII, so the first one is always usable.
 fn fresh_id() -> RequestId {
     loop {
-        if let Ok(id) = RequestId::new(&uuid::Uuid::now_v7().to_string()) {
+        if let Ok(id) = RequestId::new(fresh_uuid().hyphenated().encode_lower(&mut Uuid::encode_buffer())) {
             return id;
         }
     }
@@ -95,4 +114,26 @@ pub(crate) fn empty(status: StatusCode) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn fresh_ids_are_version_7_of_this_time_and_all_different() {
+        let before = unix_ms();
+        let ids: Vec<Uuid> = (0..10_000).map(|_| fresh_uuid()).collect();
+        let after = unix_ms();
+        for id in &ids {
+            assert_eq!((id.get_version_num(), id.get_variant()), (7, uuid::Variant::RFC4122));
+            let stamp = u64::try_from(id.as_u128() >> 80).expect("48 bits");
+            assert!((before..=after).contains(&stamp), "{before} <= {stamp} <= {after}");
+        }
+        // Without the time, too: two processes' worth of ids may fall into one millisecond.
+        let tails: HashSet<u64> = ids.iter().map(|id| id.as_u64_pair().1).collect();
+        assert_eq!(tails.len(), ids.len());
+    }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 use tandem_dialect::{ErrorKind, StreamObserver, StreamPosition, UsageFilter, keep_alive, stream_error};
 use tandem_engines::AnswerBody;
@@ -31,6 +31,9 @@ use crate::owner::TurnEffect;
 use crate::patience::{Expired, Patience};
 
 type Next = Poll<Option<Result<Bytes, BodyError>>>;
+
+/// Bytes for the client beyond which no more are gathered into one piece.
+const PIECE_BYTES: usize = 16 << 10;
 
 /// The body of a turn's answer.
 pub(crate) struct StreamBody {
@@ -129,14 +132,14 @@ impl StreamBody {
             State::Live(Box::new(Live { turn, call: Some(call), dialect, upstream, observer, patience }));
     }
 
-    /// The next bytes for the client.
+    /// The next bytes for the client: all that is there, in one piece unless that is large. What came alone
+    /// goes alone, at once.
     pub(crate) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Next {
         loop {
-            if let Some(bytes) = self.queue.pop_front() {
-                if !bytes.is_empty() {
-                    return Poll::Ready(Some(Ok(bytes)));
-                }
-                continue;
+            let ready: usize = self.queue.iter().map(Bytes::len).sum();
+            let more = matches!(self.state, State::Live(_)) && ready < PIECE_BYTES;
+            if ready > 0 && !more {
+                return Poll::Ready(self.take_queued().map(Ok));
             }
             let step = match &mut self.state {
                 State::Waiting(_) => self.poll_waiting(cx),
@@ -145,6 +148,7 @@ impl StreamBody {
                 State::Over => return Poll::Ready(None),
             };
             match step {
+                Poll::Pending if ready > 0 => return Poll::Ready(self.take_queued().map(Ok)),
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => {
@@ -153,6 +157,16 @@ impl StreamBody {
                 }
             }
         }
+    }
+
+    /// What is queued, in one piece.
+    fn take_queued(&mut self) -> Option<Bytes> {
+        if self.queue.len() < 2 {
+            return self.queue.pop_front();
+        }
+        let mut piece = BytesMut::with_capacity(self.queue.iter().map(Bytes::len).sum());
+        self.queue.drain(..).for_each(|part| piece.extend_from_slice(&part));
+        Some(piece.freeze())
     }
 
     fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
