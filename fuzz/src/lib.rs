@@ -1,6 +1,7 @@
 //! What each fuzz target checks. A check panics when a promise is broken.
 
 pub mod answer_body;
+pub mod headers;
 pub mod kv_batch;
 pub mod mooncake_event;
 pub mod replay_answer;

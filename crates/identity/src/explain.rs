@@ -16,7 +16,7 @@ use tandem_types::{Harness, IdentitySource, RequestClass, TurnFacts};
 use crate::hold::hold_tolerance;
 use crate::hygiene::{Handling, HygienePlan, VolatileKind};
 use crate::identify::{Identity, RequestHead, WarningKind};
-use crate::table::{MAPPINGS, Mapping, Place};
+use crate::table::{Agents, MAPPINGS, Mapping, Place};
 
 /// A report on one request, for people; also JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -50,7 +50,7 @@ pub fn explain(
     let context = identity.context.as_ref();
     let mut findings = vec![format!("the sender looks like {}", name(identity.harness))];
     describe_identity(identity, &mut findings);
-    describe_unused(head, identity, &mut findings);
+    describe_others(head, identity, &mut findings);
     for warning in &identity.warnings {
         let why = match warning.kind {
             WarningKind::TooLong => "is longer than allowed",
@@ -99,15 +99,31 @@ fn describe_identity(identity: &Identity, findings: &mut Vec<String>) {
     }
 }
 
-/// Names identity headers that are there but lost to an earlier mapping.
-fn describe_unused(head: &RequestHead<'_>, identity: &Identity, findings: &mut Vec<String>) {
+/// Names the headers that told agent and parent, and identity headers that lost to an earlier mapping.
+fn describe_others(head: &RequestHead<'_>, identity: &Identity, findings: &mut Vec<String>) {
+    let (Some(context), Some(found_in)) = (&identity.context, identity.found_in) else { return };
+    let there = |name: &&'static str| head.headers.contains_key(*name) && *name != found_in;
+    // The mapping that decided, or one that would have decided the same.
+    let used = MAPPINGS.iter().find(|m| m.source == context.source && header_names(m).any(|n| n == found_in));
+    let marks: Vec<&str> = used.map(agent_names).unwrap_or_default().into_iter().filter(there).collect();
+    if !marks.is_empty() {
+        findings.push(format!("agent and parent are told by {}", marks.join(", ")));
+    }
     let names = MAPPINGS.iter().flat_map(header_names);
-    let mut unused: Vec<&str> =
-        names.filter(|n| head.headers.contains_key(*n) && Some(*n) != identity.found_in).collect();
+    let mut unused: Vec<&str> = names.filter(there).filter(|name| !marks.contains(name)).collect();
     unused.sort_unstable();
     unused.dedup();
-    if !unused.is_empty() && identity.context.is_some() {
+    if !unused.is_empty() {
         findings.push(format!("also there, but not used for the session: {}", unused.join(", ")));
+    }
+}
+
+/// The headers that tell a mapping's agents apart.
+fn agent_names(mapping: &Mapping) -> Vec<&'static str> {
+    match mapping.agents {
+        Agents::OwnSession { parent } => parent.to_vec(),
+        Agents::Marked { agent, parent, .. } => vec![agent, parent],
+        Agents::Unmarked => Vec::new(),
     }
 }
 

@@ -65,6 +65,11 @@ fn findings_name_what_was_not_used() {
     let told = recorded("pi", 3);
     assert_says(&told.findings, "session_id gives the program");
     assert_says(&told.findings, "not used for the session: x-session-affinity");
+    let codex = recorded("codex", 5);
+    assert_says(&codex.findings, "agent and parent are told by thread-id");
+    assert!(!codex.findings.iter().any(|line| line.contains("not used")), "{:#?}", codex.findings);
+    let child = recorded("claude-code", 16);
+    assert_says(&child.findings, "told by x-claude-code-agent-id, x-claude-code-parent-agent-id");
     let kimi = recorded("kimi-code", 4);
     assert_says(&kimi.findings, "several agents may share this id");
     let title = recorded("claude-code-interactive", 0);

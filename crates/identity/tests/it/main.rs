@@ -2,6 +2,7 @@
 
 #![expect(clippy::expect_used, clippy::panic, reason = "a helper that fails is a failed test")]
 
+mod corpus;
 mod explaining;
 mod hygiene;
 mod recorded;

@@ -1,0 +1,4 @@
+//! See `src/headers.rs`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tandem_fuzz::headers::check(data));
