@@ -22,7 +22,7 @@ use crate::body::{Body, Proxied, Reserved};
 use crate::metrics::Family;
 use crate::patience::Patience;
 use crate::respond::{self, RequestIdentity};
-use crate::turn::flight::{X_REQUEST_ID, engine_headers, engine_path};
+use crate::turn::flight::{X_REQUEST_ID, engine_headers, engine_path, is_no_answer};
 use crate::turn::prepare;
 
 /// Most engines that are asked for one call.
@@ -142,7 +142,7 @@ async fn ask_one(app: &Arc<App>, ids: &RequestIdentity, call: &SmallCall, worker
         StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
             Some(Said::NoRoute(parts, body))
         }
-        status if status.is_server_error() => None,
+        status if status.is_server_error() || is_no_answer(status) => None,
         _ => Some(Said::Answer(parts, body)),
     }
 }

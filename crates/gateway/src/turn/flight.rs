@@ -53,7 +53,8 @@ pub(crate) enum Obtained {
     Stream(Parts, AnswerBody, UsageFilter),
     /// An answer that does not stream, whole.
     Whole(Parts, Bytes, Box<AnswerFacts>),
-    /// An answer that does not stream and is too large to wait for: what came so far, and the rest.
+    /// An answer that only passes, unread: too large to wait for, or a stream in a content coding that was not
+    /// asked for. What came so far, and the rest.
     Large(Parts, Bytes, AnswerBody),
     /// No answer: say so in the dialect's form.
     Refused(Refusal),
@@ -75,7 +76,7 @@ pub(crate) type Flight = Pin<Box<dyn Future<Output = (Turn, Obtained)> + Send>>;
 
 /// The flight of a turn that just arrived.
 pub(crate) fn fly(turn: Turn, call: Arc<Call>) -> Flight {
-    Box::pin(obtain(turn, call, None))
+    Box::pin(obtain(turn, call, String::new()))
 }
 
 /// The flight of a turn whose answer broke off before its first byte.
@@ -83,7 +84,7 @@ pub(crate) fn fly_again(turn: Turn, call: Arc<Call>, failure: DispatchFailure) -
     Box::pin(async move {
         turn.app.metrics.inc(Family::DispatchFailures, &[("kind", failure_word(failure.kind))]);
         turn.app.owner.failed(turn.id, failure).await;
-        obtain(turn, call, None).await
+        obtain(turn, call, "the answer broke off before its first byte".to_owned()).await
     })
 }
 
@@ -97,8 +98,9 @@ struct TryFailed {
     text: String,
 }
 
-async fn obtain(mut turn: Turn, call: Arc<Call>, mut last: LastAnswer) -> (Turn, Obtained) {
-    let mut trouble = String::new();
+/// `trouble`: what went wrong before, for the client in case that nothing comes of it.
+async fn obtain(mut turn: Turn, call: Arc<Call>, mut trouble: String) -> (Turn, Obtained) {
+    let mut last: LastAnswer = None;
     loop {
         let deadline = turn.deadline;
         let effect = tokio::select! {
@@ -284,6 +286,9 @@ async fn try_worker(
     let (parts, body) = response.into_parts();
     if let Some(kind) = engine_failure(parts.status) {
         let text = format!("status {}", parts.status.as_u16());
+        if kind == FailureKind::Garbage {
+            return Err(failed(kind, text));
+        }
         let last = match collect(body, ERROR_BODY_MAX, app.config.timeouts.small_call.0).await {
             Ok(Collected::Whole(bytes)) => Some(Box::new((parts, bytes))),
             Ok(Collected::Large(..)) | Err(_) => None,
@@ -291,6 +296,9 @@ async fn try_worker(
         return Err(TryFailed { last, ..failed(kind, text) });
     }
     if parts.status.is_success() && is_event_stream(&parts.headers) {
+        if is_encoded(&parts.headers) {
+            return Ok(Obtained::Large(parts, Bytes::new(), body));
+        }
         return Ok(Obtained::Stream(parts, body, usage_filter(call, &target)));
     }
     match collect(body, app.config.limits.answer_buffer.bytes(), idle).await {
@@ -326,8 +334,23 @@ fn engine_failure(status: StatusCode) -> Option<FailureKind> {
     match status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Some(FailureKind::Overloaded),
         StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED => None,
+        _ if is_no_answer(status) => Some(FailureKind::Garbage),
         _ => status.is_server_error().then_some(FailureKind::ServerError),
     }
+}
+
+/// Statuses that answer no call of ours: interim ones of their own accord, numbers that mean nothing, and
+/// redirects, which would lead a client past this gateway with its key in hand.
+pub(crate) fn is_no_answer(status: StatusCode) -> bool {
+    status.is_informational() || status.is_redirection() || status.as_u16() >= 600
+}
+
+/// A coding that was not asked for (I-HDR-3): its bytes are not events, so nothing may be read in them, taken
+/// out, or put behind them.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_ENCODING)
+        .is_some_and(|coding| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity"))
 }
 
 pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {

@@ -536,3 +536,57 @@ async fn connections_beyond_the_bound_wait() {
     drop(first);
     assert_eq!(second.answer().await.status, 200);
 }
+
+/// A stream in a coding that nobody asked for is nothing to read in, to cut from or to add to.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compressed_stream_passes_as_it_came() {
+    let bytes: &[u8] = b"\x1f\x8b\x08\x00 not to be read \xff\n\n";
+    let engine = Engine::start(move |call| {
+        Box::pin(async move {
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n";
+            call.raw(format!("{head}transfer-encoding: chunked\r\n\r\n").as_bytes()).await;
+            call.chunk(bytes).await;
+            call.end().await;
+        })
+    })
+    .await;
+    let setup = start(&[&engine]).await;
+    let answer = setup.chat(&chat("hi", true)).await;
+    assert_eq!(
+        (answer.status, answer.complete, answer.header("content-encoding")),
+        (200, true, Some("gzip"))
+    );
+    assert_eq!(answer.body, bytes);
+    assert_eq!(engine.calls().len(), 1);
+    assert_eq!(outcome(&setup.rows().await[0]).0, "finished");
+}
+
+/// Clients follow redirects: one of an engine would take them, and their keys, past the gateway.
+#[tokio::test(flavor = "multi_thread")]
+async fn statuses_that_answer_nothing_stay_here() {
+    for status in [101, 304, 307, 600] {
+        let engine = Engine::start(move |call| {
+            Box::pin(async move {
+                call.respond(status, "location: http://127.0.0.1:9/elsewhere\r\n", b"").await;
+                call.hang_up().await;
+            })
+        })
+        .await;
+        let setup = start(&[&engine]).await;
+        for (path, expected) in [("/v1/chat/completions", 502), ("/v1/embeddings", 503)] {
+            let answer = setup.post(path, "", &chat("hi", false)).await;
+            assert_eq!((answer.status, answer.header("location")), (expected, None), "{status} {path}");
+        }
+        let rows = setup.rows().await;
+        assert_eq!(outcome(&rows[0]), ("rejected".to_owned(), "attempts_exhausted".to_owned()), "{status}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_never_begins_says_what_was_wrong() {
+    let engine = Engine::start(|call| Box::pin(async move { call.stream(&[]).await })).await;
+    let setup = start(&[&engine]).await;
+    let answer = setup.chat(&chat("hi", true)).await;
+    let said = "no engine could answer: the answer broke off before its first byte";
+    assert!(answer.complete && answer.text().contains(said), "{}", answer.text());
+}
