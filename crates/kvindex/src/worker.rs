@@ -15,20 +15,17 @@
 //!     may see a leading part; a block that stays resident all along is never missed;
 //!   - I-WIX-6 matches and events of other workers wait for a lock of one shard at most, which is held for one
 //!     run of at most 256 blocks; only a new or a departing worker excludes matches;
-//!   - I-WIX-7 memory follows what is resident: freed places are used again, tables shrink, and what a clear
-//!     leaves behind is swept before it exceeds a quarter of all ids.
-//! - Memory: 8 bytes for the content hash and about 9.5 for the id of each distinct block, however many workers
-//!   hold it, 8 for each unbroken stretch that a worker holds of a run, about 100 for each run.
-//! - Bounds: 64-bit content hashes and 44-bit id entries may collide. Two ids with one entry are told apart when
-//!   stored; the removal of an id that was never stored hits another block of the same worker with a chance of
-//!   (ids / 4096) / 2^32 times the part of all blocks that the worker holds, or when engines name different blocks alike, as those
-//!   would that count instead of hashing. 2^24 workers; 2^24 runs, beyond
-//!   which stores are refused and counted.
+//!   - I-WIX-7 memory follows what is resident: freed places are used again and tables shrink.
+//! - Memory: 8 bytes for each distinct block, however many workers hold it; 9.5 for its id on each worker that
+//!   holds it; 8 for each unbroken stretch that a worker holds of a run; about 80 for each run. Ids are each
+//!   worker's own, so engines that share them save nothing and engines that do not cost nothing.
+//! - Bounds: content hashes have 64 bits. Of an id 32 bits are kept: ids of one worker that collide in them are
+//!   told apart when stored, but the removal of an id that the worker never stored takes away a block of that
+//!   worker with a chance of (blocks held) / 2^32. 2^24 workers; 2^24 runs, beyond which stores are refused.
 //! - Deliberately absent: event order, gaps and replay (the stream's reader), several KV groups (folded by the
 //!   caller), the shared pool, prompts' tokens.
 //! - Sources: vLLM 0.11 to 0.33 and SGLang 0.5.5 to 0.5.23 for what their events mean.
 
-mod ids;
 mod matching;
 mod orphans;
 mod runs;
@@ -37,19 +34,14 @@ mod state;
 mod table;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use tandem_types::{Tier, WorkerId};
 
 pub use matching::{Matches, WorkerMatch};
 
-use ids::Ids;
 use runs::Forest;
 use state::{Shared, State};
-
-/// Fewer entries left behind are not swept.
-const STALE_MIN: usize = 1024;
 
 /// Bounds of a worker index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,8 +106,8 @@ pub struct Stats {
     pub runs: usize,
     /// Distinct blocks, with those that nobody holds but that others hang on.
     pub blocks: usize,
-    /// Engine ids with an entry.
-    pub ids: usize,
+    /// Blocks that workers hold, in whatever tier, summed over workers.
+    pub held: usize,
     /// Blocks that wait for their parent.
     pub orphans: usize,
 }
@@ -161,16 +153,7 @@ impl WorkerIndex {
     /// An empty index.
     #[must_use]
     pub fn new(config: WorkerIndexConfig) -> Self {
-        Self {
-            shared: Shared {
-                forest: Forest::new(),
-                ids: Ids::new(),
-                stale: AtomicUsize::new(0),
-                sweep_at: AtomicUsize::new(STALE_MIN),
-                config,
-            },
-            roster: RwLock::default(),
-        }
+        Self { shared: Shared { forest: Forest::new(), config }, roster: RwLock::default() }
     }
 
     /// Blocks became resident.
@@ -187,9 +170,7 @@ impl WorkerIndex {
     pub fn removed(&self, worker: WorkerId, tier: Tier, ids: &[u64]) -> Applied {
         let unknown = Applied { unknown: ids.len(), ..Applied::default() };
         let Some(tier) = tier_number(tier) else { return unknown };
-        let applied = self.with_known(worker, |state| state.removed(&self.shared, ids, tier));
-        self.shared.sweep_if_due();
-        applied.unwrap_or(unknown)
+        self.with_known(worker, |state| state.removed(&self.shared, ids, tier)).unwrap_or(unknown)
     }
 
     /// A copy of a block left a tier and the engine says how many copies remain there.
@@ -209,7 +190,6 @@ impl WorkerIndex {
             },
         };
         self.with_known(worker, |state| state.clear(&self.shared, number));
-        self.shared.sweep_if_due();
     }
 
     /// A worker is gone, with all that it held.
@@ -226,7 +206,6 @@ impl WorkerIndex {
             roster.slots.remove(&worker);
             roster.free.push(slot.number);
         }
-        self.shared.sweep_if_due();
     }
 
     /// How much of a prompt each worker holds. `chain` = content hashes of its whole blocks, from the first.
@@ -248,14 +227,13 @@ impl WorkerIndex {
         let roster = self.roster.read().unwrap_or_else(PoisonError::into_inner);
         let slots: Vec<Arc<Slot>> = roster.slots.values().cloned().collect();
         drop(roster);
-        let waiting = |s: &Arc<Slot>| s.state.lock().unwrap_or_else(PoisonError::into_inner).orphans();
-        Stats {
-            workers: slots.len(),
-            runs,
-            blocks,
-            ids: self.shared.ids.len(),
-            orphans: slots.iter().map(waiting).sum(),
+        let mut stats = Stats { workers: slots.len(), runs, blocks, ..Stats::default() };
+        for slot in slots {
+            let state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
+            stats.held += state.held();
+            stats.orphans += state.orphans();
         }
+        stats
     }
 
     fn slot(&self, worker: WorkerId) -> Option<Arc<Slot>> {
@@ -300,27 +278,5 @@ impl WorkerIndex {
         let slot = Arc::new(Slot { number, state: Mutex::new(State::new(number)) });
         roster.slots.insert(worker, slot.clone());
         Some(slot)
-    }
-}
-
-impl Shared {
-    /// Deletes entries of blocks that nobody holds, once they are many.
-    fn sweep_if_due(&self) {
-        let stale = self.stale.load(Ordering::Relaxed);
-        if stale < self.sweep_at.load(Ordering::Relaxed) {
-            return;
-        }
-        let most = self.ids.len() / 4;
-        if stale < most {
-            self.sweep_at.store(most, Ordering::Relaxed);
-            return;
-        }
-        self.sweep_at.store(STALE_MIN, Ordering::Relaxed);
-        if self.stale.compare_exchange(stale, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return;
-        }
-        self.ids
-            .sweep(|place| self.forest.held(place, None), |place| self.forest.forget_entries(place.run(), 1));
-        self.forest.settle();
     }
 }

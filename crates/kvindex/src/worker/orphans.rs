@@ -11,6 +11,8 @@ pub(super) struct Orphan {
     pub(super) id: u64,
     pub(super) local: u64,
     pub(super) tier: u8,
+    /// Copies beyond the first.
+    pub(super) extra: u32,
 }
 
 #[derive(Debug, Default)]
@@ -29,6 +31,24 @@ impl Orphans {
 
     pub(super) fn len(&self) -> usize {
         self.parents.len()
+    }
+
+    /// A block that waits.
+    pub(super) fn get_mut(&mut self, id: u64, tier: u8) -> Option<&mut Orphan> {
+        let parent = self.parents.get(&(id, tier))?;
+        self.by_parent.get_mut(parent)?.iter_mut().find(|o| (o.id, o.tier) == (id, tier))
+    }
+
+    /// One copy of a block left its tier; says whether one waited.
+    pub(super) fn remove_copy(&mut self, id: u64, tier: u8) -> bool {
+        match self.get_mut(id, tier) {
+            None => false,
+            Some(Orphan { extra: 0, .. }) => self.remove(id, tier),
+            Some(orphan) => {
+                orphan.extra -= 1;
+                true
+            }
+        }
     }
 
     /// Keeps a block; returns how many old ones had to go.

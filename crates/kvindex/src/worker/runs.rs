@@ -6,9 +6,9 @@
 //!
 //! - I-RUN-1 a content hash lies in at most one place;
 //! - I-RUN-2 whoever is in the forest has all its ancestors in it, held or not;
-//! - I-RUN-3 a place is used again only when no entry of the id table names it.
+//! - I-RUN-3 a place is used again only when nobody holds what lay there.
 //!
-//! Locks: stripes (by parent) before id tables before shards; never two shards at once.
+//! Locks: stripes (by parent) before shards; never two stripes or two shards at once.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -33,7 +33,6 @@ pub(super) type RunNo = u32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place(pub(super) u32);
 
-#[expect(clippy::cast_possible_truncation, reason = "positions are below RUN_BLOCKS")]
 impl Place {
     pub(super) const fn new(run: RunNo, position: usize) -> Self {
         Self(run << POSITION_BITS | position as u32)
@@ -53,16 +52,12 @@ pub(super) struct Run {
     /// Content hashes in order.
     pub(super) blocks: Vec<u64>,
     pub(super) spans: Spans,
-    /// Entries of id tables that name a place in here.
-    entries: u32,
     /// Place of the block before the first one.
     parent: u32,
     /// Runs that branch off here.
     children: u32,
     /// Blocks that the children need.
     pinned: u16,
-    /// Blocks that nobody holds may still have entries: nothing is cut off before a sweep.
-    sticky: bool,
 }
 
 #[derive(Debug, Default)]
@@ -78,12 +73,10 @@ pub(super) struct Piece {
     pub(super) run: RunNo,
     pub(super) start: u32,
     pub(super) end: u32,
-    /// The worker held nothing of this run before.
-    pub(super) first: bool,
-    /// The blocks were here before and somebody else holds some of the run.
-    pub(super) shared: bool,
     /// Parts that the worker held in this tier already.
     pub(super) had: Vec<(u32, u32)>,
+    /// Parts that it held in any tier.
+    pub(super) known: Vec<(u32, u32)>,
 }
 
 /// What became of a block that a worker gave up.
@@ -91,17 +84,10 @@ pub(super) struct Piece {
 pub(super) enum Dropped {
     /// The worker did not hold it in this tier.
     NotHeld,
-    /// Gone from this worker and tier.
-    Gone {
-        /// Nobody holds it in any tier.
-        dead: bool,
-        /// The worker holds it in no tier.
-        lost: bool,
-        /// The worker holds nothing of the run.
-        last: bool,
-        /// Entries may be left behind.
-        stale: bool,
-    },
+    /// It is still there: in another tier of the worker.
+    Left,
+    /// The worker holds it in no tier.
+    Lost,
 }
 
 /// Where a store continues: the block before, and its content hash.
@@ -131,7 +117,6 @@ const fn shard_of_content(content: u64) -> usize {
 }
 
 /// Tag of a head: bits that do not choose the shard.
-#[expect(clippy::cast_possible_truncation, reason = "a tag is half of a hash")]
 const fn head_tag(content: u64) -> u32 {
     content as u32
 }
@@ -140,12 +125,10 @@ const fn slot_of(run: RunNo) -> usize {
     (run >> SHARD_BITS) as usize
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "slots are below RUNS_PER_SHARD")]
 const fn run_no(shard: usize, slot: usize) -> RunNo {
     (slot << SHARD_BITS | shard) as u32
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "lengths in a run are at most RUN_BLOCKS")]
 const fn short(n: usize) -> u32 {
     n as u32
 }
@@ -165,15 +148,7 @@ impl Shard {
     }
 
     fn open(&mut self, shard: usize, parent: u32) -> Option<RunNo> {
-        let run = Run {
-            blocks: Vec::new(),
-            spans: Spans::default(),
-            entries: 0,
-            parent,
-            children: 0,
-            pinned: 0,
-            sticky: false,
-        };
+        let run = Run { blocks: Vec::new(), spans: Spans::default(), parent, children: 0, pinned: 0 };
         if let Some(no) = self.free.pop() {
             if let Some(slot) = self.run_mut(no) {
                 *slot = run;
@@ -194,10 +169,7 @@ impl Shard {
     /// the parent of a run that was freed.
     fn trim(&mut self, no: RunNo) -> Option<u32> {
         let run = self.run_mut(no)?;
-        if run.sticky && run.entries > 0 {
-            return None;
-        }
-        if run.spans.is_empty() && run.children == 0 && run.entries == 0 {
+        if run.spans.is_empty() && run.children == 0 {
             let head = run.blocks.first().copied()?;
             let parent = std::mem::replace(&mut run.parent, NO_PLACE);
             run.blocks = Vec::new();
@@ -208,7 +180,6 @@ impl Shard {
             self.free.push(no);
             return Some(parent);
         }
-        run.sticky = false;
         let keep = usize::from(run.pinned).max(1);
         while run.blocks.len() > keep && !run.spans.covers(short(run.blocks.len() - 1)) {
             run.blocks.pop();
@@ -250,14 +221,13 @@ impl Run {
         self.common(0, chain)
     }
 
-    fn hold(&mut self, no: RunNo, worker: u32, tier: u8, range: (usize, usize), old: bool) -> Piece {
+    fn hold(&mut self, no: RunNo, worker: u32, tier: u8, range: (usize, usize)) -> Piece {
         let (start, end) = (short(range.0), short(range.1));
-        let first = self.spans.of(worker).is_empty();
-        let others = self.spans.as_slice().iter().any(|s| s.worker() != worker);
+        let overlap = |s: &Span| (s.start().max(start), s.end().min(end));
+        let known = self.spans.of(worker).iter().map(overlap).filter(|(a, b)| a < b).collect();
         let mut had = Vec::new();
         self.spans.add(worker, tier, start, end, |a, b| had.push((a, b)));
-        self.entries += end - start;
-        Piece { run: no, start, end, first, shared: old && others, had }
+        Piece { run: no, start, end, had, known }
     }
 
     fn append(&mut self, contents: &[u64]) -> usize {
@@ -308,15 +278,12 @@ impl Forest {
         shard.run(place.run())?.blocks.get(place.position() as usize).copied()
     }
 
-    /// Whether a worker (or, with `None`, anybody) holds the block in any tier.
-    pub(super) fn held(&self, place: Place, worker: Option<u32>) -> bool {
+    /// Whether a worker holds the block in any tier.
+    pub(super) fn held(&self, place: Place, worker: u32) -> bool {
         let Some(shard) = self.read(Self::shard_of(place.run())) else { return false };
         let Some(run) = shard.run(place.run()) else { return false };
         let at = place.position();
-        match worker {
-            None => run.spans.covers(at),
-            Some(w) => run.spans.of(w).iter().any(|s| s.start() <= at && at < s.end()),
-        }
+        run.spans.of(worker).iter().any(|s| s.start() <= at && at < s.end())
     }
 
     /// Puts the blocks `contents` after `cursor` and into the worker's tier. Pieces stored before an error
@@ -370,7 +337,7 @@ impl Forest {
         }
         let common = run.common(from, contents);
         if common > 0 {
-            return Ok((Some(run.hold(no, worker, tier, (from, from + common), true)), false));
+            return Ok((Some(run.hold(no, worker, tier, (from, from + common))), false));
         }
         Ok((None, from == run.blocks.len() && from < RUN_BLOCKS))
     }
@@ -385,7 +352,7 @@ impl Forest {
             return None;
         }
         let common = run.common(0, contents);
-        Some(run.hold(no, worker, tier, (0, common), true))
+        Some(run.hold(no, worker, tier, (0, common)))
     }
 
     fn extend(
@@ -404,7 +371,7 @@ impl Forest {
             return Err(Unplaced::NoParent);
         }
         let count = run.append(contents);
-        Ok(run.hold(no, worker, tier, (from, from + count), false))
+        Ok(run.hold(no, worker, tier, (from, from + count)))
     }
 
     fn branch(
@@ -440,7 +407,7 @@ impl Forest {
         shard.heads.insert(head_tag(head), no);
         let run = shard.run_mut(no)?;
         let count = run.append(contents);
-        Some(run.hold(no, worker, tier, (0, count), false))
+        Some(run.hold(no, worker, tier, (0, count)))
     }
 
     /// A run that branched off at `parent` is gone.
@@ -460,26 +427,6 @@ impl Forest {
         }
     }
 
-    /// Corrects the count of entries by those that existed before.
-    pub(super) fn forget_entries(&self, run: RunNo, count: u32) {
-        let freed = self.lock(Self::shard_of(run)).and_then(|mut shard| {
-            if let Some(r) = shard.run_mut(run) {
-                r.entries = r.entries.saturating_sub(count);
-            }
-            shard.trim(run)
-        });
-        self.release(freed.unwrap_or(NO_PLACE));
-    }
-
-    /// Marks a run in which a block may have several entries.
-    pub(super) fn mark_sticky(&self, run: RunNo) {
-        if let Some(mut shard) = self.lock(Self::shard_of(run))
-            && let Some(r) = shard.run_mut(run)
-        {
-            r.sticky = true;
-        }
-    }
-
     /// Adds one more tier to a block that is there; tells whether it was in it already.
     pub(super) fn attach(&self, place: Place, worker: u32, tier: u8) -> bool {
         let Some(mut shard) = self.lock(Self::shard_of(place.run())) else { return true };
@@ -489,68 +436,39 @@ impl Forest {
         had
     }
 
-    /// Takes a block out of a worker's tier. When nobody holds it any more and `owns_entry`, the caller
-    /// deletes its entry (and holds the lock of that table).
-    pub(super) fn drop_block(&self, place: Place, worker: u32, tier: u8, owns_entry: bool) -> Dropped {
-        let no = place.run();
-        let Some(mut shard) = self.lock(Self::shard_of(no)) else { return Dropped::NotHeld };
-        let Some(run) = shard.run_mut(no) else { return Dropped::NotHeld };
-        let at = place.position();
-        if !run.spans.remove(worker, tier, at) {
-            return Dropped::NotHeld;
+    /// Takes blocks of one run out of a worker's tier; tells what became of each.
+    pub(super) fn drop_blocks(
+        &self,
+        no: RunNo,
+        worker: u32,
+        tier: u8,
+        positions: impl Iterator<Item = u32>,
+        mut outcome: impl FnMut(Dropped),
+    ) {
+        let Some(mut shard) = self.lock(Self::shard_of(no)) else { return };
+        let Some(run) = shard.run_mut(no) else { return };
+        for at in positions {
+            outcome(if !run.spans.remove(worker, tier, at) {
+                Dropped::NotHeld
+            } else if run.spans.of(worker).iter().any(|s| s.start() <= at && at < s.end()) {
+                Dropped::Left
+            } else {
+                Dropped::Lost
+            });
         }
-        let mine = run.spans.of(worker);
-        let last = mine.is_empty();
-        let lost = !mine.iter().any(|s| s.start() <= at && at < s.end());
-        let dead = lost && !run.spans.covers(at);
-        let stale = dead && run.sticky;
-        let mut freed = None;
-        if dead {
-            if owns_entry {
-                run.entries = run.entries.saturating_sub(1);
-            }
-            freed = shard.trim(no);
-        }
-        drop(shard);
-        self.release(freed.unwrap_or(NO_PLACE));
-        Dropped::Gone { dead, lost, last, stale }
-    }
-
-    /// Takes all that a worker holds of a run; returns how many blocks nobody holds now, and whether the
-    /// worker holds anything of it still.
-    pub(super) fn drop_run(&self, no: RunNo, worker: u32, tier: Option<u8>) -> (usize, bool) {
-        let Some(mut shard) = self.lock(Self::shard_of(no)) else { return (0, false) };
-        let Some(run) = shard.run_mut(no) else { return (0, false) };
-        let mut gone: Vec<Span> = Vec::new();
-        run.spans.remove_worker(worker, tier, |s| gone.push(s));
-        let dead = gone.iter().flat_map(|s| s.start()..s.end()).filter(|p| !run.spans.covers(*p)).count();
-        let holds = !run.spans.of(worker).is_empty();
-        run.sticky |= dead > 0;
         let freed = shard.trim(no);
         drop(shard);
         self.release(freed.unwrap_or(NO_PLACE));
-        (dead, holds)
     }
 
-    /// After the entries of blocks that nobody holds were deleted: cuts off such blocks everywhere.
-    pub(super) fn settle(&self) {
-        for (index, shard) in self.shards.iter().enumerate() {
-            let mut freed = Vec::new();
-            {
-                let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
-                for slot in 0..shard.runs.len() {
-                    let Some(run) = shard.runs.get_mut(slot).filter(|r| r.sticky) else { continue };
-                    let held = run.spans.count_covered(short(run.blocks.len()));
-                    if run.entries as usize <= held {
-                        run.sticky = false;
-                        freed.extend(shard.trim(run_no(index, slot)));
-                    }
-                }
-            }
-            for parent in freed {
-                self.release(parent);
-            }
-        }
+    /// Takes all that a worker holds of a run in one tier, or in all.
+    pub(super) fn drop_run(&self, no: RunNo, worker: u32, tier: Option<u8>) {
+        let Some(mut shard) = self.lock(Self::shard_of(no)) else { return };
+        let Some(run) = shard.run_mut(no) else { return };
+        run.spans.remove_worker(worker, tier);
+        let freed = shard.trim(no);
+        drop(shard);
+        self.release(freed.unwrap_or(NO_PLACE));
     }
 
     /// Runs in use and blocks in them, held or not.

@@ -10,7 +10,6 @@ pub(super) const WORKER_END: u32 = 1 << 24;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Span(u64);
 
-#[expect(clippy::cast_possible_truncation, reason = "fields of a packed word")]
 impl Span {
     pub(super) const fn new(worker: u32, tier: u8, start: u32, end: u32) -> Self {
         let owner = (worker as u64) << TIER_BITS | tier as u64;
@@ -135,21 +134,10 @@ impl Spans {
         true
     }
 
-    /// Takes out all spans of a worker (in one tier, or in all); tells of each.
-    pub(super) fn remove_worker(&mut self, worker: u32, tier: Option<u8>, mut gone: impl FnMut(Span)) {
-        self.0.retain(|s| {
-            let out = s.worker() == worker && tier.is_none_or(|t| s.tier() == t);
-            if out {
-                gone(*s);
-            }
-            !out
-        });
+    /// Takes out all spans of a worker, in one tier or in all.
+    pub(super) fn remove_worker(&mut self, worker: u32, tier: Option<u8>) {
+        self.0.retain(|s| s.worker() != worker || tier.is_some_and(|t| s.tier() != t));
         self.0.shrink_to_fit();
-    }
-
-    /// Blocks held by anybody.
-    pub(super) fn count_covered(&self, len: u32) -> usize {
-        (0..len).filter(|p| self.covers(*p)).count()
     }
 }
 

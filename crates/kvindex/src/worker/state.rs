@@ -1,9 +1,7 @@
 //! One worker's events.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::ids::{Ids, mix};
 use super::orphans::{Orphan, Orphans};
 use super::runs::{Cursor, Dropped, Forest, Piece, Place, RunNo, Unplaced};
 use super::table::Table;
@@ -14,11 +12,6 @@ use crate::chain;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) forest: Forest,
-    pub(super) ids: Ids,
-    /// Entries of blocks that nobody holds, about.
-    pub(super) stale: AtomicUsize,
-    /// So many of them are swept, unless there have come to be many more ids.
-    pub(super) sweep_at: AtomicUsize,
     pub(super) config: WorkerIndexConfig,
 }
 
@@ -27,27 +20,22 @@ pub(super) struct Shared {
 pub(super) struct State {
     number: u32,
     pub(super) gone: bool,
-    /// Runs of which the worker holds something.
-    runs: Table,
+    /// Half of the mixed id of each block that the worker holds, to its place.
+    ids: Table,
     /// Copies beyond the first, by place and tier.
     extra: BTreeMap<(Place, u8), u32>,
-    /// Ids whose entry in the common table is another block's.
+    /// Ids whose half is another block's too, and second ids of a block.
     odd: BTreeMap<u64, Place>,
     orphans: Orphans,
     contents: Vec<u64>,
     pieces: Vec<Piece>,
+    places: Vec<Option<Place>>,
 }
 
-/// What an id's entry was worth when a block was stored under it.
-#[derive(Debug, PartialEq, Eq)]
-enum Named {
-    Before,
-    Now,
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "a tag is half of a hash")]
-const fn run_tag(run: RunNo) -> u32 {
-    mix(run as u64) as u32
+/// The half of an id that its entry keeps, spread: engines may count instead of hashing.
+const fn tag(id: u64) -> u32 {
+    let x = (id ^ (id >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
 }
 
 impl State {
@@ -55,17 +43,23 @@ impl State {
         Self {
             number,
             gone: false,
-            runs: Table::default(),
+            ids: Table::default(),
             extra: BTreeMap::new(),
             odd: BTreeMap::new(),
             orphans: Orphans::default(),
             contents: Vec::new(),
             pieces: Vec::new(),
+            places: Vec::new(),
         }
     }
 
     pub(super) fn orphans(&self) -> usize {
         self.orphans.len()
+    }
+
+    /// Blocks held in whatever tier.
+    pub(super) fn held(&self) -> usize {
+        self.ids.len() + self.odd.len()
     }
 
     pub(super) fn stored(&mut self, shared: &Shared, event: &Stored<'_>, tier: u8) -> Applied {
@@ -81,7 +75,8 @@ impl State {
             Some(parent) => match self.resolve(shared, parent) {
                 Some(cursor) => Some(cursor),
                 None => {
-                    self.park(shared, parent, event.ids, event.locals, tier, &mut applied);
+                    let blocks = (event.ids, event.locals);
+                    self.park(shared, parent, blocks, tier, event.copies, &mut applied);
                     return applied;
                 }
             },
@@ -89,22 +84,34 @@ impl State {
         self.link(shared, cursor, event, tier, &mut applied);
         if !self.orphans.is_empty() {
             for id in event.ids {
+                // A copy that waited is a copy like any other.
+                let waited = self.orphans.get_mut(*id, tier).map(|o| o.extra);
                 self.orphans.remove(*id, tier);
+                if let (Some(extra), Some(place)) = (waited, self.place(*id)) {
+                    let more = extra + u32::from(event.copies == Copies::Each);
+                    if more > 0 {
+                        *self.extra.entry((place, tier)).or_default() += more;
+                    }
+                }
             }
             self.adopt(shared, event.ids, &mut applied);
         }
         applied
     }
 
-    /// The block that an id names. An id that another worker uses, or that was removed not long ago, will do:
-    /// engines that hash alike give equal blocks equal ids.
-    fn resolve(&self, shared: &Shared, id: u64) -> Option<Cursor> {
-        if let Some(place) = self.odd.get(&id) {
-            return Some(Cursor { place: *place, content: shared.forest.content(*place)? });
+    /// The place that an id names.
+    fn place(&self, id: u64) -> Option<Place> {
+        if !self.odd.is_empty()
+            && let Some(place) = self.odd.get(&id)
+        {
+            return Some(*place);
         }
-        // The entry is locked while the content is read: its place cannot be given away meanwhile.
-        let entry = shared.ids.entry(id)?;
-        let place = entry.place()?;
+        self.ids.find(tag(id), |_| true).map(Place)
+    }
+
+    /// The block that an id names, as the parent of a store.
+    fn resolve(&self, shared: &Shared, id: u64) -> Option<Cursor> {
+        let place = self.place(id)?;
         Some(Cursor { place, content: shared.forest.content(place)? })
     }
 
@@ -132,7 +139,7 @@ impl State {
         for piece in pieces.drain(..) {
             let count = (piece.end - piece.start) as usize;
             let ids = event.ids.get(done..done + count).unwrap_or(&[]);
-            self.take_piece(shared, &piece, ids, tier, event.copies, applied);
+            self.take_piece(&piece, ids, tier, event.copies, applied);
             done += count;
         }
         if let Err(why) = outcome {
@@ -140,7 +147,9 @@ impl State {
             let locals = event.locals.get(done..).unwrap_or(&[]);
             let before = done.checked_sub(1).and_then(|d| event.ids.get(d)).copied().or(event.parent);
             match (why, before) {
-                (Unplaced::NoParent, Some(parent)) => self.park(shared, parent, ids, locals, tier, applied),
+                (Unplaced::NoParent, Some(parent)) => {
+                    self.park(shared, parent, (ids, locals), tier, event.copies, applied);
+                }
                 (Unplaced::NoParent | Unplaced::Full, _) => applied.refused += ids.len(),
             }
         }
@@ -148,18 +157,7 @@ impl State {
         self.pieces = pieces;
     }
 
-    fn take_piece(
-        &mut self,
-        shared: &Shared,
-        piece: &Piece,
-        ids: &[u64],
-        tier: u8,
-        copies: Copies,
-        applied: &mut Applied,
-    ) {
-        if piece.first {
-            self.runs.insert(run_tag(piece.run), piece.run);
-        }
+    fn take_piece(&mut self, piece: &Piece, ids: &[u64], tier: u8, copies: Copies, applied: &mut Applied) {
         let mut again = 0;
         for &(from, to) in &piece.had {
             again += (to - from) as usize;
@@ -171,57 +169,38 @@ impl State {
         }
         applied.changed += ids.len() - again.min(ids.len());
         applied.copies += again;
-        let mut before = 0;
         for (position, id) in (piece.start..).zip(ids) {
-            let place = Place::new(piece.run, position as usize);
-            before += u32::from(self.name(shared, *id, place) == Named::Before);
-        }
-        let named = u32::try_from(ids.len()).unwrap_or(u32::MAX) - before;
-        if named > 0 && piece.shared {
-            shared.forest.mark_sticky(piece.run);
-        }
-        let surplus = (piece.end - piece.start) - named;
-        if surplus > 0 {
-            shared.forest.forget_entries(piece.run, surplus);
+            let known = piece.known.iter().any(|(a, b)| (*a..*b).contains(&position));
+            self.name(*id, Place::new(piece.run, position as usize), known);
         }
     }
 
-    /// Makes an id name a place.
-    fn name(&mut self, shared: &Shared, id: u64, place: Place) -> Named {
-        if let Some(old) = self.odd.get(&id).copied() {
-            if old == place {
-                return Named::Before;
-            }
+    /// Makes an id name a place. `known` = the worker held the block before.
+    fn name(&mut self, id: u64, place: Place, known: bool) {
+        let tag = tag(id);
+        let there = self.ids.find(tag, |_| true).map(Place);
+        let odd = !self.odd.is_empty() && self.odd.contains_key(&id);
+        if odd || there.map_or(known, |t| t != place) {
             self.odd.insert(id, place);
-            shared.forest.forget_entries(old.run(), 1);
-            return Named::Now;
+        } else if there.is_none() {
+            self.ids.insert(tag, place.0);
         }
-        let Some(mut entry) = shared.ids.entry(id) else { return Named::Before };
-        match entry.place() {
-            None => {
-                entry.insert(place);
-                Named::Now
+    }
+
+    /// The worker holds a block no longer; it was removed by this id.
+    fn forget(&mut self, id: u64, place: Place) {
+        if !self.odd.is_empty() {
+            if self.odd.remove(&id).is_some() {
+                self.ids.remove_place(place.0);
             }
-            Some(there) if there == place => Named::Before,
-            Some(there) if shared.forest.held(there, None) => {
-                self.odd.insert(id, place);
-                Named::Now
-            }
-            Some(there) => {
-                entry.remove(there);
-                entry.insert(place);
-                shared.forest.forget_entries(there.run(), 1);
-                Named::Now
-            }
+            self.odd.retain(|_, p| *p != place);
         }
+        self.ids.remove(tag(id), place.0);
     }
 
     /// A block of which only the id is told is in one more tier.
     fn attach(&mut self, shared: &Shared, id: u64, tier: u8, copies: Copies, applied: &mut Applied) {
-        let odd = self.odd.get(&id).copied();
-        let entry = shared.ids.entry(id);
-        let place = odd.or_else(|| entry.as_ref().and_then(super::ids::Entry::place));
-        match place.filter(|p| shared.forest.held(*p, Some(self.number))) {
+        match self.place(id).filter(|p| shared.forest.held(*p, self.number)) {
             None => applied.unknown += 1,
             Some(place) if shared.forest.attach(place, self.number, tier) => {
                 applied.copies += 1;
@@ -237,14 +216,16 @@ impl State {
         &mut self,
         shared: &Shared,
         parent: u64,
-        ids: &[u64],
-        locals: &[u64],
+        (ids, locals): (&[u64], &[u64]),
         tier: u8,
+        copies: Copies,
         applied: &mut Applied,
     ) {
         let mut parent = parent;
         for (id, local) in ids.iter().zip(locals) {
-            let orphan = Orphan { id: *id, local: *local, tier };
+            let before = self.orphans.get_mut(*id, tier).map(|o| o.extra);
+            let extra = before.map_or(0, |e| e + u32::from(copies == Copies::Each));
+            let orphan = Orphan { id: *id, local: *local, tier, extra };
             applied.refused += self.orphans.park(parent, orphan, shared.config.orphans_max);
             parent = *id;
         }
@@ -269,6 +250,11 @@ impl State {
                     copies: Copies::Repeated,
                 };
                 self.link(shared, Some(cursor), &event, orphan.tier, applied);
+                if orphan.extra > 0
+                    && let Some(place) = self.place(orphan.id)
+                {
+                    *self.extra.entry((place, orphan.tier)).or_default() += orphan.extra;
+                }
                 todo.push(orphan.id);
             }
         }
@@ -276,71 +262,93 @@ impl State {
 
     pub(super) fn removed(&mut self, shared: &Shared, ids: &[u64], tier: u8) -> Applied {
         let mut applied = Applied::default();
-        for id in ids {
-            self.remove_one(shared, *id, tier, &mut applied);
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
+        places.extend(ids.iter().map(|id| self.place(*id)));
+        let mut rest = ids;
+        let mut found = places.as_slice();
+        while let (Some(id), Some(place)) = (rest.first(), found.first()) {
+            if !self.orphans.is_empty() && self.orphans.remove_copy(*id, tier) {
+                applied.changed += 1;
+            } else if let Some(place) = place {
+                // Neighbours are mostly removed together: one lock for all of a run.
+                let run = place.run();
+                let same = found.iter().take_while(|p| p.is_some_and(|p| p.run() == run)).count();
+                let count = if self.orphans.is_empty() { same } else { 1 };
+                let (ids, after) = rest.split_at(count);
+                let (places, found_after) = found.split_at(count);
+                self.remove_in_run(shared, run, ids, places, tier, &mut applied);
+                (rest, found) = (after, found_after);
+                continue;
+            } else {
+                applied.unknown += 1;
+            }
+            rest = rest.get(1..).unwrap_or(&[]);
+            found = found.get(1..).unwrap_or(&[]);
         }
+        self.places = places;
         applied
     }
 
-    fn remove_one(&mut self, shared: &Shared, id: u64, tier: u8, applied: &mut Applied) {
-        if !self.orphans.is_empty() && self.orphans.remove(id, tier) {
-            applied.changed += 1;
-            return;
-        }
-        let odd = self.odd.get(&id).copied();
-        let mut entry = shared.ids.entry(id);
-        let Some(place) = odd.or_else(|| entry.as_ref().and_then(super::ids::Entry::place)) else {
-            applied.unknown += 1;
-            return;
-        };
-        if !self.extra.is_empty()
-            && let Some(extra) = self.extra.get_mut(&(place, tier))
-        {
-            *extra -= 1;
-            if *extra == 0 {
-                self.extra.remove(&(place, tier));
-            }
-            applied.copies += 1;
-            return;
-        }
-        match shared.forest.drop_block(place, self.number, tier, odd.is_none()) {
-            Dropped::NotHeld => applied.unknown += 1,
-            Dropped::Gone { dead, lost, last, stale } => {
-                applied.changed += 1;
-                if stale {
-                    shared.stale.fetch_add(1, Ordering::Relaxed);
+    fn remove_in_run(
+        &mut self,
+        shared: &Shared,
+        run: RunNo,
+        ids: &[u64],
+        places: &[Option<Place>],
+        tier: u8,
+        applied: &mut Applied,
+    ) {
+        let mut going: Vec<(u64, Place)> = Vec::with_capacity(ids.len());
+        for (id, place) in ids.iter().zip(places.iter().flatten()) {
+            if !self.extra.is_empty()
+                && let Some(extra) = self.extra.get_mut(&(*place, tier))
+            {
+                *extra -= 1;
+                if *extra == 0 {
+                    self.extra.remove(&(*place, tier));
                 }
-                if dead
-                    && odd.is_none()
-                    && let Some(entry) = &mut entry
-                {
-                    entry.remove(place);
-                }
-                drop(entry);
-                if lost && odd.is_some() {
-                    self.odd.remove(&id);
-                    shared.forest.forget_entries(place.run(), 1);
-                }
-                if last {
-                    self.runs.remove(run_tag(place.run()), place.run());
-                }
+                applied.copies += 1;
+            } else {
+                going.push((*id, *place));
             }
         }
+        if going.is_empty() {
+            return;
+        }
+        let mut blocks = going.iter();
+        let positions = going.iter().map(|(_, place)| place.position());
+        shared.forest.drop_blocks(run, self.number, tier, positions, |dropped| {
+            let Some((id, place)) = blocks.next() else { return };
+            match dropped {
+                Dropped::NotHeld => applied.unknown += 1,
+                Dropped::Left => applied.changed += 1,
+                Dropped::Lost => {
+                    applied.changed += 1;
+                    self.forget(*id, *place);
+                }
+            }
+        });
     }
 
     pub(super) fn remaining(&mut self, shared: &Shared, id: u64, tier: u8, copies: u32) -> Applied {
         let mut applied = Applied::default();
-        let odd = self.odd.get(&id).copied();
-        let place = odd.or_else(|| shared.ids.entry(id).and_then(|e| e.place()));
-        let place = place.filter(|p| shared.forest.held(*p, Some(self.number)));
-        let Some(place) = place else {
-            self.remove_one(shared, id, tier, &mut applied);
+        if let Some(orphan) = self.orphans.get_mut(id, tier) {
+            match copies.checked_sub(1) {
+                Some(extra) => orphan.extra = extra,
+                None => drop(self.orphans.remove(id, tier)),
+            }
+            applied.copies += 1;
             return applied;
+        }
+        let place = self.place(id).filter(|p| shared.forest.held(*p, self.number));
+        let Some(place) = place else {
+            return self.removed(shared, &[id], tier);
         };
         match copies.checked_sub(1) {
             None => {
                 self.extra.remove(&(place, tier));
-                self.remove_one(shared, id, tier, &mut applied);
+                applied = self.removed(shared, &[id], tier);
             }
             Some(extra) => {
                 shared.forest.attach(place, self.number, tier);
@@ -359,27 +367,23 @@ impl State {
     pub(super) fn clear(&mut self, shared: &Shared, tier: Option<u8>) {
         self.orphans.clear(tier);
         self.extra.retain(|(_, t), _| tier.is_some_and(|tier| tier != *t));
-        let mut stale = 0;
-        let runs: Vec<RunNo> = self.runs.entries().map(|(_, run)| run).collect();
-        let mut kept = Table::default();
+        let mut runs: Vec<RunNo> = self.ids.entries().map(|(_, p)| Place(p).run()).collect();
+        runs.extend(self.odd.values().map(|p| p.run()));
+        runs.sort_unstable();
+        runs.dedup();
         for run in runs {
-            let (dead, holds) = shared.forest.drop_run(run, self.number, tier);
-            stale += dead;
-            if holds {
-                kept.insert(run_tag(run), run);
-            }
+            shared.forest.drop_run(run, self.number, tier);
         }
-        self.runs = kept;
-        let number = self.number;
+        let ids = std::mem::take(&mut self.ids);
         let odd = std::mem::take(&mut self.odd);
-        for (id, place) in odd {
-            if tier.is_some() && shared.forest.held(place, Some(number)) {
-                self.odd.insert(id, place);
-            } else {
-                shared.forest.forget_entries(place.run(), 1);
+        if tier.is_some() {
+            for (tag, place) in ids.entries() {
+                if shared.forest.held(Place(place), self.number) {
+                    self.ids.insert(tag, place);
+                }
             }
+            self.odd.extend(odd.into_iter().filter(|(_, p)| shared.forest.held(*p, self.number)));
         }
-        shared.stale.fetch_add(stale, Ordering::Relaxed);
     }
 }
 

@@ -1,7 +1,6 @@
 //! The worker index against a naive oracle.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use tandem_kvindex::chain;
@@ -155,14 +154,9 @@ impl Run {
                 let from = if rng.below(8) == 0 { rng.below(held + 1) } else { held.min(known) };
                 let copies = if rng.below(4) == 0 { Copies::Repeated } else { Copies::Each };
                 let to = from + rng.below(path.len() - from + 1);
-                let fresh = |n: &usize| !self.oracle.any(w, *n);
-                if self.naming == Naming::Common || path[from..to].iter().all(fresh) || to <= held {
-                    self.store(w, tier, &path[..to], from, copies);
-                } else {
-                    self.store(w, tier, &path[..held.max(from)], from, copies);
-                }
+                self.store(w, tier, &path[..to], from, copies);
             }
-            400..=429 if self.naming == Naming::Common => {
+            400..=429 => {
                 // Blocks whose ancestors were missed.
                 let path = self.prompts.path(node);
                 let from = rng.below(path.len());
@@ -178,10 +172,7 @@ impl Run {
                 let count = 1 + rng.below(6);
                 for back in 0..count.min(held + 1) {
                     let at = if rng.below(10) == 0 { rng.below(path.len()) } else { held - back };
-                    // An id that this worker does not use may be another's, for a block that it holds too.
-                    if self.naming != Naming::Clashing || self.oracle.any(w, path[at]) {
-                        self.remove(w, tier, path[at]);
-                    }
+                    self.remove(w, tier, path[at]);
                 }
             }
             900 => {

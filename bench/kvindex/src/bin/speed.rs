@@ -1,0 +1,146 @@
+//! Rates and latencies.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Parser;
+use tandem_bench_kvindex::candidate::{Candidate, Dynamo, Naive, Tandem};
+use tandem_bench_kvindex::options::Options;
+use tandem_bench_kvindex::workload::{Load, Maker, Op};
+
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Events that may wait between reader and writer.
+const AHEAD: usize = 256;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Outcome {
+    apply: f64,
+    both: f64,
+    /// Match latency while events are applied: p50, p99, in nanoseconds.
+    busy: [f64; 2],
+    /// Match latency on the index as it is in the end.
+    quiet: [f64; 2],
+    depth: f64,
+}
+
+fn percentiles(mut all: Vec<Duration>) -> [f64; 2] {
+    all.sort_unstable();
+    let at = |part: usize| all.get(all.len() * part / 100).map_or(0.0, |d| d.as_nanos() as f64);
+    [at(50), at(99)]
+}
+
+fn run<C: Candidate>(make: impl Fn() -> C, load: &Load) -> Outcome {
+    let mut outcome = Outcome::default();
+    // Events alone.
+    let index = make();
+    let events: Vec<C::Event> = load.ops.iter().filter_map(|op| index.event(load, op)).collect();
+    let (tx, rx) = flume::unbounded();
+    for event in events {
+        let _ = tx.send(event);
+    }
+    drop(tx);
+    let start = Instant::now();
+    index.serve(rx);
+    outcome.apply = load.event_blocks as f64 / start.elapsed().as_secs_f64();
+    // Matches alone.
+    let queries: Vec<C::Query> = load.prompts.iter().map(|p| index.query(p)).collect();
+    let mut scratch = C::Scratch::default();
+    let mut depth = 0u64;
+    let mut taken = Vec::with_capacity(queries.len());
+    for query in &queries {
+        let start = Instant::now();
+        let found = index.find(query, &mut scratch);
+        taken.push(start.elapsed());
+        depth += u64::from(found);
+    }
+    outcome.quiet = percentiles(taken);
+    outcome.depth = depth as f64 / queries.len() as f64;
+    drop(index);
+    // Both at once: one thread matches and hands on events, the other applies them.
+    let index = make();
+    let steps: Vec<Result<C::Event, usize>> = load
+        .ops
+        .iter()
+        .filter_map(|op| match op {
+            Op::Find(n) => Some(Err(*n as usize)),
+            Op::Stored { .. } | Op::Removed { .. } => index.event(load, op).map(Ok),
+        })
+        .collect();
+    let (tx, rx) = flume::bounded(AHEAD);
+    let mut taken = Vec::with_capacity(queries.len());
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| index.serve(rx));
+        for step in steps {
+            match step {
+                Ok(event) => {
+                    let _ = tx.send(event);
+                }
+                Err(n) => {
+                    let start = Instant::now();
+                    std::hint::black_box(index.find(&queries[n], &mut scratch));
+                    taken.push(start.elapsed());
+                }
+            }
+        }
+        drop(tx);
+        let _ = writer.join();
+    });
+    outcome.both = (load.event_blocks + load.find_blocks) as f64 / start.elapsed().as_secs_f64();
+    outcome.busy = percentiles(taken);
+    outcome
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn middle(rounds: &[Outcome]) -> Outcome {
+    let of = |f: fn(&Outcome) -> f64| median(rounds.iter().map(f).collect());
+    Outcome {
+        apply: of(|o| o.apply),
+        both: of(|o| o.both),
+        busy: [of(|o| o.busy[0]), of(|o| o.busy[1])],
+        quiet: [of(|o| o.quiet[0]), of(|o| o.quiet[1])],
+        depth: of(|o| o.depth),
+    }
+}
+
+fn main() -> Result<()> {
+    let Args { options } = Args::parse();
+    println!("| trace | workers | index | events, M blocks/s | events + matches, M blocks/s | match p50, ns | p99, ns | quiet p50, ns | p99, ns | mean depth |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    options.runs(|name, trace, fleet| {
+        let load = Maker::new(fleet.workers, fleet.capacity).pass(trace, 0, fleet.copies);
+        type Runner = Box<dyn Fn(&Load) -> Outcome>;
+        let all: Vec<(&str, Runner)> = vec![
+            ("tandem", Box::new(|l| run(Tandem::default, l))),
+            ("dynamo concurrent", Box::new(|l| run(Dynamo::concurrent, l))),
+            ("dynamo positional", Box::new(|l| run(Dynamo::positional, l))),
+            ("naive map", Box::new(|l| run(Naive::default, l))),
+        ];
+        let mut rounds: Vec<Vec<Outcome>> = vec![Vec::new(); all.len()];
+        for round in 0..options.rounds {
+            for turn in 0..all.len() {
+                let at = (turn + round) % all.len();
+                if all[at].0.contains(&options.only) {
+                    rounds[at].push(all[at].1(&load));
+                }
+            }
+        }
+        for ((index, _), rounds) in all.iter().zip(&rounds).filter(|(_, r)| !r.is_empty()) {
+            let o = middle(rounds);
+            println!(
+                "| {name} | {} | {index} | {:.2} | {:.2} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} |",
+                fleet.workers, o.apply / 1e6, o.both / 1e6, o.busy[0], o.busy[1], o.quiet[0], o.quiet[1], o.depth
+            );
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,249 @@
+//! The indexes, behind one face.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::RwLock;
+
+use dynamo_kv_router::ConcurrentRadixTreeCompressed;
+use dynamo_kv_router::PositionalIndexer;
+use dynamo_kv_router::SyncIndexer;
+use dynamo_kv_router::indexer::WorkerTask;
+use dynamo_kv_router::protocols::{
+    ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData, KvCacheStoreData,
+    KvCacheStoredBlockData, LocalBlockHash, RouterEvent,
+};
+use tandem_kvindex::worker::{Copies, Matches, Stored, WorkerIndex};
+use tandem_types::{EngineId, Tier, WorkerId};
+
+use crate::workload::{Load, Op, Prompt, engine_id};
+
+/// Puts one index in its place behind the face.
+pub trait Candidate: Sync {
+    /// An event in the index's own form, made before the clock starts.
+    type Event: Send;
+    /// A prompt in the index's own form, likewise.
+    type Query: Send;
+    /// What a reader keeps between matches.
+    type Scratch: Default;
+
+    fn event(&self, load: &Load, op: &Op) -> Option<Self::Event>;
+    fn query(&self, prompt: &Prompt) -> Self::Query;
+    /// Applies events until the channel closes.
+    fn serve(&self, events: flume::Receiver<Self::Event>);
+    /// Depth of the deepest match.
+    fn find(&self, query: &Self::Query, scratch: &mut Self::Scratch) -> u32;
+}
+
+/// Ours.
+#[derive(Default)]
+pub struct Tandem(pub WorkerIndex);
+
+pub enum TandemEvent {
+    Stored { worker: u32, parent: Option<u64>, ids: Vec<u64>, locals: Vec<u64> },
+    Removed { worker: u32, ids: Vec<u64> },
+}
+
+fn ids(contents: &[u64]) -> Vec<u64> {
+    contents.iter().map(|c| engine_id(*c)).collect()
+}
+
+impl Candidate for Tandem {
+    type Event = TandemEvent;
+    type Query = Vec<u64>;
+    type Scratch = Matches;
+
+    fn event(&self, load: &Load, op: &Op) -> Option<TandemEvent> {
+        match op {
+            Op::Find(_) => None,
+            Op::Stored { worker, prompt, from, to } => {
+                let p = &load.prompts[*prompt as usize];
+                let (from, to) = (*from as usize, *to as usize);
+                Some(TandemEvent::Stored {
+                    worker: *worker,
+                    parent: from.checked_sub(1).map(|b| engine_id(p.contents[b])),
+                    ids: ids(&p.contents[from..to]),
+                    locals: p.locals[from..to].to_vec(),
+                })
+            }
+            Op::Removed { worker, contents } => {
+                Some(TandemEvent::Removed { worker: *worker, ids: ids(contents) })
+            }
+        }
+    }
+
+    fn query(&self, prompt: &Prompt) -> Vec<u64> {
+        prompt.contents.clone()
+    }
+
+    fn serve(&self, events: flume::Receiver<TandemEvent>) {
+        let id = |n: u32| WorkerId { engine: EngineId(n), rank: 0 };
+        while let Ok(event) = events.recv() {
+            match event {
+                TandemEvent::Stored { worker, parent, ids, locals } => {
+                    let event = Stored {
+                        parent,
+                        ids: &ids,
+                        locals: &locals,
+                        tier: Tier::Device,
+                        copies: Copies::Each,
+                    };
+                    self.0.stored(id(worker), &event);
+                }
+                TandemEvent::Removed { worker, ids } => {
+                    self.0.removed(id(worker), Tier::Device, &ids);
+                }
+            }
+        }
+    }
+
+    fn find(&self, query: &Vec<u64>, matches: &mut Matches) -> u32 {
+        self.0.find(query, matches);
+        matches.workers().iter().map(|m| m.device).max().unwrap_or(0)
+    }
+}
+
+/// Dynamo's, driven by its own worker loop on one thread.
+pub struct Dynamo<T> {
+    index: T,
+    /// The positional index needs ids that it can compute itself.
+    chained: bool,
+}
+
+impl Dynamo<ConcurrentRadixTreeCompressed> {
+    #[must_use]
+    pub fn concurrent() -> Self {
+        Self { index: ConcurrentRadixTreeCompressed::new(), chained: false }
+    }
+}
+
+impl Dynamo<PositionalIndexer> {
+    #[must_use]
+    pub fn positional() -> Self {
+        Self { index: PositionalIndexer::new(32), chained: true }
+    }
+}
+
+impl<T> Dynamo<T> {
+    fn id(&self, content: u64) -> ExternalSequenceBlockHash {
+        ExternalSequenceBlockHash(if self.chained { content } else { engine_id(content) })
+    }
+}
+
+impl<T: SyncIndexer> Candidate for Dynamo<T> {
+    type Event = WorkerTask;
+    type Query = Vec<LocalBlockHash>;
+    type Scratch = ();
+
+    fn event(&self, load: &Load, op: &Op) -> Option<WorkerTask> {
+        let (worker, data) = match op {
+            Op::Find(_) => return None,
+            Op::Stored { worker, prompt, from, to } => {
+                let p = &load.prompts[*prompt as usize];
+                let blocks = (*from as usize..*to as usize).map(|i| KvCacheStoredBlockData {
+                    block_hash: self.id(p.contents[i]),
+                    tokens_hash: LocalBlockHash(p.locals[i]),
+                    mm_extra_info: None,
+                });
+                let stored = KvCacheStoreData {
+                    parent_hash: (*from as usize).checked_sub(1).map(|b| self.id(p.contents[b])),
+                    start_position: Some(*from),
+                    blocks: blocks.collect(),
+                };
+                (worker, KvCacheEventData::Stored(stored))
+            }
+            Op::Removed { worker, contents } => {
+                let block_hashes = contents.iter().map(|c| self.id(*c)).collect();
+                (worker, KvCacheEventData::Removed(KvCacheRemoveData { block_hashes }))
+            }
+        };
+        let event = KvCacheEvent { event_id: 0, data, dp_rank: 0 };
+        Some(WorkerTask::Event(RouterEvent::new(u64::from(*worker), event)))
+    }
+
+    fn query(&self, prompt: &Prompt) -> Vec<LocalBlockHash> {
+        prompt.locals.iter().map(|l| LocalBlockHash(*l)).collect()
+    }
+
+    fn serve(&self, events: flume::Receiver<WorkerTask>) {
+        if let Err(error) = self.index.worker(events, None) {
+            eprintln!("index stopped: {error}");
+        }
+    }
+
+    fn find(&self, query: &Vec<LocalBlockHash>, (): &mut ()) -> u32 {
+        self.index.find_matches(query, false).scores.into_values().max().unwrap_or(0)
+    }
+}
+
+/// Content to its holders, and each worker's ids, in standard maps behind one lock.
+#[derive(Default)]
+pub struct Naive(RwLock<NaiveMaps>);
+
+#[derive(Default)]
+struct NaiveMaps {
+    holders: HashMap<u64, HashSet<u32>>,
+    contents: HashMap<(u32, u64), u64>,
+}
+
+impl Candidate for Naive {
+    type Event = TandemEvent;
+    type Query = Vec<u64>;
+    type Scratch = ();
+
+    fn event(&self, load: &Load, op: &Op) -> Option<TandemEvent> {
+        Tandem::default().event(load, op)
+    }
+
+    fn query(&self, prompt: &Prompt) -> Vec<u64> {
+        prompt.contents.clone()
+    }
+
+    fn serve(&self, events: flume::Receiver<TandemEvent>) {
+        while let Ok(event) = events.recv() {
+            let mut guard = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let maps = &mut *guard;
+            match event {
+                TandemEvent::Stored { worker, parent, ids, locals } => {
+                    let mut last = parent.and_then(|p| maps.contents.get(&(worker, p)).copied());
+                    for (id, local) in ids.iter().zip(&locals) {
+                        let content = tandem_kvindex::chain::next(last, *local);
+                        maps.contents.insert((worker, *id), content);
+                        maps.holders.entry(content).or_default().insert(worker);
+                        last = Some(content);
+                    }
+                }
+                TandemEvent::Removed { worker, ids } => {
+                    for id in &ids {
+                        let Some(content) = maps.contents.remove(&(worker, *id)) else { continue };
+                        let Some(holders) = maps.holders.get_mut(&content) else { continue };
+                        holders.remove(&worker);
+                        if holders.is_empty() {
+                            maps.holders.remove(&content);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn find(&self, query: &Vec<u64>, (): &mut ()) -> u32 {
+        let maps = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut depths: HashMap<u32, u32> = HashMap::new();
+        let mut depth = 0;
+        for content in query {
+            let Some(holders) = maps.holders.get(content) else { break };
+            let mut any = false;
+            for worker in holders {
+                let at = depths.entry(*worker).or_insert(0);
+                if *at == depth {
+                    *at += 1;
+                    any = true;
+                }
+            }
+            if !any {
+                break;
+            }
+            depth += 1;
+        }
+        depths.into_values().max().unwrap_or(0)
+    }
+}
