@@ -18,10 +18,26 @@ const STEPS: &[(&str, Step)] = &[
     ("tidy", Step::Chore(tidy::run)),
     ("arch", Step::Chore(arch::run)),
     ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])),
+    (
+        "clippy-otlp",
+        Step::Cargo(&[
+            "clippy",
+            "--package",
+            "tandem-gateway",
+            "--features",
+            "otlp",
+            "--all-targets",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    ),
     ("deny", Step::Cargo(&["deny", "--all-features", "check", "bans", "licenses", "sources"])),
     ("doc", Step::Cargo(&["doc", "--workspace", "--no-deps", "--locked"])),
     ("docs", Step::Chore(|| docs::run(true))),
     ("test", Step::Cargo(&["test", "--workspace", "--locked"])),
+    ("otlp", Step::Cargo(&["test", "--package", "tandem-gateway", "--features", "otlp", "--locked", "otlp"])),
 ];
 
 /// Runs the named steps, or all.

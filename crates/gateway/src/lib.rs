@@ -21,6 +21,7 @@ mod explain;
 mod http_service;
 mod metrics;
 mod models;
+mod otlp;
 mod owner;
 mod patience;
 mod respond;
@@ -34,6 +35,7 @@ mod turn;
 
 pub use config::{Config, ConfigError, Resolved};
 pub use metrics::reference_page as metrics_reference_page;
+pub use otlp::{OtelEnvironment, OtlpConfig};
 pub use server::TlsKeysError;
 pub use start::{Gateway, StartError};
 pub use trace_log::OpenError as TraceOpenError;

@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::server::{Server, TlsKeys, TlsKeysError, bind};
 use crate::tee::Tee;
 use crate::trace_log::{OpenError, Opening, TraceLog};
-use crate::{admin, owner, tool_events};
+use crate::{admin, otlp, owner, tool_events};
 
 /// Changes of engines that may wait for the scheduler.
 const ENGINE_EVENTS: usize = 4096;
@@ -53,6 +53,9 @@ pub enum StartError {
     /// The trace.
     #[error("trace: {0}")]
     Trace(#[from] OpenError),
+    /// TLS towards the collector of the trace.
+    #[error("otel: {0}")]
+    Otel(TlsError),
     /// The recording of inputs.
     #[error("record_inputs: cannot write {path}: {source}")]
     Record {
@@ -240,7 +243,7 @@ fn open_trace(config: &Resolved, clock: Clock, metrics: &Metrics) -> Result<Trac
         policy: &config.scheduler.policy,
         clock,
         metrics: metrics.clone(),
-        more: Vec::new(),
+        more: otlp::sinks(config).map_err(StartError::Otel)?,
     })?;
     Ok(log)
 }

@@ -234,7 +234,7 @@ pub trait Sink {
 /// What a sink did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SinkReport {
-    /// Its name in configuration: `jsonl`, `jsonl_gz`, `stderr`, ...
+    /// Its name in configuration: `jsonl`, `jsonl_gz`, `stderr`, `otel`.
     pub name: &'static str,
     /// Rows written to the operating system.
     pub rows_written: u64,
@@ -252,9 +252,9 @@ pub struct SinkReport {
     pub last_error: Option<SinkError>,
 }
 
-/// A failed call to the operating system.
+/// A failed call to the operating system or to a collector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot {step} trace file: {message}")]
+#[error("cannot {step}: {message}")]
 pub struct SinkError {
     /// While doing what.
     pub step: Step,
@@ -277,13 +277,16 @@ pub enum Step {
     Open,
     /// Writing or flushing.
     Write,
+    /// Sending to a collector.
+    Send,
 }
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Open => "open",
-            Self::Write => "write",
+            Self::Open => "open trace file",
+            Self::Write => "write trace file",
+            Self::Send => "send trace rows",
         })
     }
 }

@@ -20,6 +20,7 @@ use tandem_types::{IdError, TenantId};
 use super::sections::{self, TraceFormat, TraceRows, TraceSink, WorkerKind};
 use super::units::Secret;
 use super::{Config, DEFAULT_ADMIN_PORT, DEFAULT_METRICS_PORT};
+use crate::otlp::{OtelEnvironment, OtlpConfig};
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -151,6 +152,8 @@ pub struct Resolved {
     pub hold: sections::Hold,
     /// The request trace; `None` = off.
     pub trace: Option<TraceConfig>,
+    /// The way to the collector that the trace is sent to, where one is asked for.
+    pub otlp: Option<OtlpConfig>,
     /// Where the trace's token ids come from.
     pub trace_tokens: sections::TraceTokens,
     /// Tokens in a hashed block.
@@ -163,6 +166,7 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
     check_bounds(&config)?;
     let tenancy = tenancy(&config.auth)?;
     let engines = engines(&config)?;
+    let trace = if config.trace.enabled { Some(trace(&config)?) } else { None };
     Ok(Resolved {
         listen: listen("host", &config.host, "port", config.port, false)?,
         admin: listen(
@@ -222,7 +226,8 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
         timeouts: config.timeouts.clone(),
         limits: config.limits.clone(),
         hold: config.hold.clone(),
-        trace: if config.trace.enabled { Some(trace(&config)?) } else { None },
+        otlp: otlp(&config.trace, trace.as_ref())?,
+        trace,
         trace_tokens: config.trace.tokens,
         trace_block_size: NonZeroU32::new(config.trace.block_size).unwrap_or(NonZeroU32::MIN),
         tool_zmq: tool_zmq(&config),
@@ -391,6 +396,7 @@ pub fn apply_trace_environment(
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Result<Vec<tandem_trace::config::ConfigWarning>, tandem_trace::config::ConfigError> {
     let found = tandem_trace::config::resolve(&lookup)?;
+    trace.otel_environment = OtelEnvironment::read(&lookup);
     match found.trace {
         Some(environment) => {
             trace.enabled = true;
@@ -410,12 +416,6 @@ pub fn apply_trace_environment(
 fn trace(config: &Config) -> Result<TraceConfig, ConfigError> {
     let trace = &config.trace;
     if let Some(environment) = &trace.environment {
-        if environment.sinks.contains(&SinkKind::Otel) {
-            return Err(value(
-                "TANDEM_TRACE_SINKS",
-                "there is no otel exporter in this build: write file or stderr",
-            ));
-        }
         return Ok(TraceConfig { path: PathBuf::from(&trace.path), ..environment.as_ref().clone() });
     }
     let defaults = TraceConfig::default();
@@ -427,6 +427,7 @@ fn trace(config: &Config) -> Result<TraceConfig, ConfigError> {
             .map(|sink| match sink {
                 TraceSink::File => SinkKind::File,
                 TraceSink::Stderr => SinkKind::Stderr,
+                TraceSink::Otel => SinkKind::Otel,
             })
             .collect(),
         path: PathBuf::from(&trace.path),
@@ -446,6 +447,21 @@ fn trace(config: &Config) -> Result<TraceConfig, ConfigError> {
         tool_zmq: tool_zmq(config),
         ..defaults
     })
+}
+
+/// The way to the collector, if one of the sinks needs it.
+fn otlp(written: &sections::Trace, trace: Option<&TraceConfig>) -> Result<Option<OtlpConfig>, ConfigError> {
+    if trace.is_none_or(|trace| !trace.sinks.contains(&SinkKind::Otel)) {
+        return Ok(None);
+    }
+    if !cfg!(feature = "otlp") {
+        let key = if written.environment.is_some() { "TANDEM_TRACE_SINKS" } else { "trace.sinks" };
+        return Err(value(
+            key,
+            "there is no otel sink in this build: build it with `--features otlp`, or write file or stderr",
+        ));
+    }
+    crate::otlp::resolve(written.otel_endpoint.as_deref(), &written.otel_environment).map(Some)
 }
 
 fn tenancy(auth: &sections::Auth) -> Result<Tenancy, ConfigError> {
@@ -567,6 +583,33 @@ mod tests {
         let off =
             r#"{"auth": {"salt_caches": false, "api_keys": [{"key": "a"}, {"key": "b", "tenant": "t"}]}}"#;
         assert!(!with_worker(off).resolve().expect("valid").tenancy.salt_caches);
+    }
+
+    /// A sink that the build lacks is refused by the key that asks for it, and another is not put in its place.
+    #[test]
+    fn the_otel_sink_is_there_only_with_its_feature() {
+        let file = with_worker(r#"{"trace": {"enabled": true, "sinks": ["otel", "file"]}}"#);
+        let mut environment = with_worker("{}");
+        apply_trace_environment(&mut environment.trace, |name| {
+            let value = match name {
+                "TANDEM_TRACE" => "1",
+                "TANDEM_TRACE_SINKS" => "otel",
+                _ => return None,
+            };
+            Some(value.to_owned())
+        })
+        .expect("usable");
+        for (config, key) in [(file, "trace.sinks: "), (environment, "TANDEM_TRACE_SINKS: ")] {
+            let resolved = config.resolve();
+            if cfg!(feature = "otlp") {
+                assert!(resolved.expect("valid").otlp.is_some(), "{key}");
+            } else {
+                let error = resolved.expect_err("no such sink").to_string();
+                assert!(error.starts_with(key) && error.contains("--features otlp"), "{error}");
+            }
+        }
+        let off = with_worker(r#"{"trace": {"sinks": ["otel"]}}"#).resolve().expect("valid");
+        assert!(off.otlp.is_none());
     }
 
     #[test]

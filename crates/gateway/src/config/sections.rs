@@ -8,6 +8,7 @@ use tandem_scheduler::SchedulerConfig;
 use tandem_trace::config::TraceConfig;
 
 use super::units::{Secret, Size, Span};
+use crate::otlp::OtelEnvironment;
 
 /// One engine.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -299,7 +300,7 @@ pub struct EngineTls {
 pub struct Trace {
     /// Whether to write it.
     pub enabled: bool,
-    /// Where to: `file`, `stderr`.
+    /// Where to: `file`, `stderr`, `otel`.
     pub sinks: Vec<TraceSink>,
     /// The file (`jsonl`), or the prefix of its segments (`jsonl_gz`).
     pub path: String,
@@ -321,10 +322,18 @@ pub struct Trace {
     pub output_hashes: bool,
     /// Tokens in a hashed block.
     pub block_size: u32,
+    /// Where the `otel` sink sends to, such as `http://collector:4318`; without a path, `/v1/logs` is
+    /// added. `OTEL_EXPORTER_OTLP_LOGS_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT` beat it; unset and
+    /// without these it is `http://localhost:4318/v1/logs`.
+    pub otel_endpoint: Option<String>,
     /// What the environment says (`TANDEM_TRACE*`, `DYN_REQUEST_TRACE*`): it beats the keys above.
     #[serde(skip)]
     #[schemars(skip)]
     pub environment: Option<Box<TraceConfig>>,
+    /// What it says of the way to a collector (`OTEL_*`).
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub otel_environment: OtelEnvironment,
 }
 
 impl Default for Trace {
@@ -343,7 +352,9 @@ impl Default for Trace {
             tokens: TraceTokens::Seen,
             output_hashes: trace.output_hashes,
             block_size: 16,
+            otel_endpoint: None,
             environment: None,
+            otel_environment: OtelEnvironment::default(),
         }
     }
 }
@@ -356,6 +367,8 @@ pub enum TraceSink {
     File,
     /// The error stream.
     Stderr,
+    /// An OpenTelemetry collector, as OTLP logs; only in builds with the feature `otlp`.
+    Otel,
 }
 
 /// Form of trace files.

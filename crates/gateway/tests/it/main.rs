@@ -9,6 +9,8 @@ mod engine;
 mod faults;
 mod holds;
 mod modelled;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod plain;
 mod setup;
 mod shutdown;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tandem_gateway::Gateway;
-use tandem_gateway::config::{Config, Span, Trace, TraceFormat, TraceRows};
+use tandem_gateway::config::{Config, Resolved, Span, Trace, TraceFormat, TraceRows};
 
 use crate::client;
 use crate::engine::Engine;
@@ -25,6 +25,15 @@ pub(crate) async fn start_with(engines: &[&Engine], change: impl FnOnce(&mut Con
 }
 
 pub(crate) async fn start_at(urls: Vec<String>, change: impl FnOnce(&mut Config)) -> Setup {
+    start_tuned(urls, change, |_| {}).await
+}
+
+/// As [`start_at`], with changes to what no key reaches.
+pub(crate) async fn start_tuned(
+    urls: Vec<String>,
+    change: impl FnOnce(&mut Config),
+    tune: impl FnOnce(&mut Resolved),
+) -> Setup {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut config = Config {
         worker_urls: urls,
@@ -47,7 +56,8 @@ pub(crate) async fn start_at(urls: Vec<String>, change: impl FnOnce(&mut Config)
     config.retry.initial_backoff = Span::millis(1);
     config.retry.max_backoff = Span::millis(5);
     change(&mut config);
-    let resolved = config.resolve().expect("a valid configuration");
+    let mut resolved = config.resolve().expect("a valid configuration");
+    tune(&mut resolved);
     let gateway = Gateway::start(resolved).await.expect("starts");
     Setup { gateway, folder }
 }
