@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
 use http::Request;
@@ -11,7 +11,7 @@ use tandem_engines::{
     Resolving, SendErrorKind, TlsConfig, TlsError, full, read_body,
 };
 
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::net::{Fleet, Mode, Net, spec};
 
@@ -164,6 +164,63 @@ async fn a_call_lost_on_a_reused_connection_is_reported_and_not_repeated() {
     assert!(error.reused_connection);
     let seen: Vec<usize> = rx.try_iter().map(|(n, _)| n).collect();
     assert_eq!(seen, [0, 0], "no second connection was tried");
+}
+
+/// An engine that serves each connection on a thread of its own: one answer to the first call when `together`
+/// connections have one, then what comes next on the connection.
+fn engine_of_single_answers(together: usize) -> (SocketAddr, UnboundedReceiver<std::io::Result<usize>>) {
+    let (tx, rx) = unbounded_channel();
+    let barrier = Arc::new(Barrier::new(together));
+    let address = engine(move |mut socket, _| {
+        let (tx, barrier) = (tx.clone(), Arc::clone(&barrier));
+        std::thread::spawn(move || {
+            read_request(&mut socket);
+            barrier.wait();
+            let _ = socket.write_all(OK);
+            let _ = tx.send(socket.read(&mut [0]));
+            let _ = socket.write_all(OK);
+        });
+    });
+    (address, rx)
+}
+
+async fn next(rx: &mut UnboundedReceiver<std::io::Result<usize>>) -> usize {
+    let next = tokio::time::timeout(Duration::from_secs(60), rx.recv()).await.expect("in time");
+    next.expect("the engine lives").expect("a clean end")
+}
+
+// I-POOL-3.
+#[tokio::test]
+async fn idle_connections_are_closed_in_time_without_further_calls() {
+    let (address, mut rx) = engine_of_single_answers(1);
+    let tls = TlsConfig { without_system_roots: true, ..TlsConfig::default() };
+    let config = HttpConfig { tls, pool_idle_timeout: Duration::from_millis(20), ..HttpConfig::default() };
+    let client = HttpClient::new(&config).expect("a client");
+    let response = client.send(post(address)).await.expect("an answer");
+    read_body(response.into_body(), 10).await.expect("a body");
+    assert_eq!(next(&mut rx).await, 0, "closed");
+    drop(client);
+}
+
+// I-POOL-3.
+#[tokio::test]
+async fn idle_connections_are_bounded_and_the_last_used_one_is_used_next() {
+    let (address, mut rx) = engine_of_single_answers(2);
+    let tls = TlsConfig { without_system_roots: true, ..TlsConfig::default() };
+    let config = HttpConfig {
+        tls,
+        pool_max_idle_per_engine: 1,
+        pool_idle_timeout: Duration::from_secs(600),
+        ..HttpConfig::default()
+    };
+    let client = HttpClient::new(&config).expect("a client");
+    let (a, b) = tokio::join!(client.send(post(address)), client.send(post(address)));
+    for response in [a, b] {
+        read_body(response.expect("an answer").into_body(), 10).await.expect("a body");
+    }
+    assert_eq!(next(&mut rx).await, 0, "the first that became idle had to go");
+    client.send(post(address)).await.expect("an answer on the other one");
+    assert_eq!(next(&mut rx).await, 1, "a byte of the third call");
 }
 
 // I-CLI-4.

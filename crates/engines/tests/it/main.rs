@@ -5,6 +5,8 @@
 mod client;
 mod discovery;
 mod doctor;
+mod kv_events;
+mod kv_peer;
 mod net;
 mod registry;
 mod render;

@@ -11,7 +11,14 @@ fn up(engine: u32, info: &WorkerInfo) -> EngineEvent {
 }
 
 fn tiny(kind: EngineKind, kv_capacity_tokens: Option<u64>) -> WorkerInfo {
-    WorkerInfo { kind, models: vec!["tiny".to_owned()], kv_capacity_tokens, max_running: None }
+    WorkerInfo {
+        kind,
+        models: vec!["tiny".to_owned()],
+        kv_capacity_tokens,
+        max_running: None,
+        labels: Vec::new(),
+        taints: Vec::new(),
+    }
 }
 
 fn vllm_info() -> WorkerInfo {
@@ -24,7 +31,10 @@ async fn vllm_is_ready_at_once_with_model_capacity_and_load() {
     let script = Script::vllm();
     net.serve("a:8000", &script);
     let mut fleet = Fleet::start(&net, &["http://a:8000@max_running=64,label.zone=z"]);
-    assert_eq!(fleet.next().await, up(0, &WorkerInfo { max_running: Some(64), ..vllm_info() }));
+    assert_eq!(
+        fleet.next().await,
+        up(0, &WorkerInfo { max_running: Some(64), labels: vec!["zone=z".to_owned()], ..vllm_info() })
+    );
     assert!(net.now() < millis(10), "ready after {:?}", net.now());
     let (of, load) = fleet.next_load().await;
     let idle =
@@ -99,6 +109,8 @@ async fn an_engine_with_nothing_but_a_model_list_is_used() {
         models: vec!["b".to_owned(), "m".to_owned()],
         kv_capacity_tokens: None,
         max_running: None,
+        labels: Vec::new(),
+        taints: Vec::new(),
     };
     assert_eq!(fleet.next().await, up(0, &info));
     assert_eq!(fleet.during(secs(120)).await, []);
