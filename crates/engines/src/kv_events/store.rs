@@ -216,6 +216,7 @@ impl StoreEvents {
             .events
             .map(|endpoint| Link::new(endpoint.on_host(&host).to_string(), LinkTimes::from(&config.link)));
         let now = Instant::now();
+        let link_absent = link.is_none();
         let follower = Follower {
             rest: Rest::new(client, spec.admin, &config),
             updates,
@@ -227,8 +228,9 @@ impl StoreEvents {
             job: None,
             checks: Vec::new(),
             start: now,
-            wanted: true,
-            listing_at: now,
+            // Connecting asks for the first listing; a publisher out of reach does not hold it up for long.
+            wanted: link_absent,
+            listing_at: now + config.link.connect_timeout,
             quiet_until: now,
             doubts: 0,
             doubts_at_listing: 0,
@@ -380,6 +382,7 @@ impl Follower {
 
     async fn page(&mut self, page: Page) -> Result<(), Closed> {
         match page {
+            Page::Listed(keys) | Page::Absent(keys) if keys.is_empty() => Ok(()),
             Page::Listed(keys) => self.tell(StoreUpdate::Listed(keys)).await,
             Page::Absent(keys) => self.tell(StoreUpdate::Absent(keys)).await,
             Page::End { listing, keys, odd, error } => {

@@ -7,6 +7,7 @@ mod discovery;
 mod doctor;
 mod kv_events;
 mod kv_peer;
+mod kv_store;
 mod net;
 mod registry;
 mod render;
