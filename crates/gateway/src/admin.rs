@@ -9,6 +9,7 @@ use std::sync::Arc;
 use axum::body::Bytes as AxumBytes;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
@@ -56,6 +57,23 @@ fn bad_request(what: impl Into<String>) -> Refusal {
     Refusal(StatusCode::BAD_REQUEST, what.into())
 }
 
+/// Puts what the framework itself says of unreadable paths, queries and bodies into the form of all errors.
+async fn in_form(response: Response) -> Response {
+    let plain = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+    if !response.status().is_client_error() || !plain {
+        return response;
+    }
+    let status = response.status();
+    let said = axum::body::to_bytes(response.into_body(), ERROR_BYTES_MAX).await.unwrap_or_default();
+    Refusal(status, String::from_utf8_lossy(&said).into_owned()).into_response()
+}
+
+/// Largest error text of the framework.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+
 /// Serves the admin API until dropped.
 pub(crate) async fn serve_admin(app: Arc<App>, listener: TcpListener) {
     let router = Router::new()
@@ -73,7 +91,11 @@ pub(crate) async fn serve_admin(app: Arc<App>, listener: TcpListener) {
         .route("/config", get(config))
         .route("/v1/tool_events", post(tool_rows))
         .fallback(|| async { not_found("there is no such path in the admin api") })
+        .method_not_allowed_fallback(|| async {
+            Refusal(StatusCode::METHOD_NOT_ALLOWED, "this path does not take that method".to_owned())
+        })
         .layer(DefaultBodyLimit::max(BODY_MAX))
+        .layer(map_response(in_form))
         .with_state(app);
     if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "the admin api stopped");

@@ -32,6 +32,8 @@ pub const DEFAULT_METRICS_PORT: u16 = 29000;
 pub struct Config {
     /// Engines, such as `http://gpu-1:8000`, `http://gpu-2:8000@kind=vllm,max_running=64` or
     /// `dns://engines.example:8000`.
+    #[serde(serialize_with = "units::urls_without_keys")]
+    #[schemars(with = "Vec<String>")]
     pub worker_urls: Vec<String>,
     /// Engines that need more than a URL.
     pub workers: Vec<Worker>,

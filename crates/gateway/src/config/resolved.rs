@@ -292,18 +292,26 @@ fn listen(
     Ok(Listen { addr: SocketAddr::new(ip, port), or_free_port })
 }
 
+/// An engine by its text. Errors show of it what holds no key and no password.
+fn engine(text: &str) -> Result<EngineSpec, ConfigError> {
+    text.parse().map_err(|source| {
+        let shown = match &source {
+            SpecError::Credentials(without) => without,
+            _ => text.split('@').next().unwrap_or_default(),
+        };
+        ConfigError::Worker { text: shown.to_owned(), source }
+    })
+}
+
 fn engines(config: &Config) -> Result<Vec<EngineSpec>, ConfigError> {
     let default_key =
         config.worker_api_key.as_ref().map(|key| engine_key("worker_api_key", key)).transpose()?;
     let mut engines = Vec::new();
     for text in &config.worker_urls {
-        let shown = text.split('@').next().unwrap_or_default().to_owned();
-        let spec: EngineSpec = text.parse().map_err(|source| ConfigError::Worker { text: shown, source })?;
-        engines.push(spec);
+        engines.push(engine(text)?);
     }
     for worker in &config.workers {
-        let mut spec: EngineSpec =
-            worker.url.parse().map_err(|source| ConfigError::Worker { text: worker.url.clone(), source })?;
+        let mut spec = engine(&worker.url)?;
         match worker.kind {
             WorkerKind::Auto => {}
             WorkerKind::Vllm => spec.kind = EngineKindHint::Vllm,

@@ -15,6 +15,8 @@ use crate::otlp::OtelEnvironment;
 #[serde(deny_unknown_fields)]
 pub struct Worker {
     /// Where: `http://gpu-1:8000`, or `dns://engines.example:8000` for all addresses of a name.
+    #[serde(serialize_with = "super::units::url_without_key")]
+    #[schemars(with = "String")]
     pub url: String,
     /// Its make; `auto` finds out.
     #[serde(default)]

@@ -248,6 +248,28 @@ macro_rules! text_unit {
 text_unit!(Span, DURATION_FORM, "^([0-9]+ *(ms|s|m|min|h|d) *)+$");
 text_unit!(Size, SIZE_FORM, "^[0-9]+ *(B|[KMGT]i?B?|k|kB)?$");
 
+/// Writes an engine's text; a key in its options is written as `***`.
+pub(super) fn url_without_key<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&without_key(text))
+}
+
+/// [`url_without_key`] for a list.
+pub(super) fn urls_without_keys<S: Serializer>(list: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(list.iter().map(|text| without_key(text)))
+}
+
+fn without_key(text: &str) -> String {
+    let Some((address, options)) = text.split_once('@') else { return text.to_owned() };
+    let options: Vec<&str> = options
+        .split(',')
+        .map(|option| match option.split_once('=') {
+            Some((key, _)) if key.trim() == "api_key" => "api_key=***",
+            _ => option,
+        })
+        .collect();
+    format!("{address}@{}", options.join(","))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

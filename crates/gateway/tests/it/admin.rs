@@ -161,3 +161,22 @@ async fn metrics_tell_what_happened() {
         assert!(metrics.contains(line), "{line} is not in:\n{metrics}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_error_has_the_one_form() {
+    let engine = Engine::fine().await;
+    let setup = start(&[&engine]).await;
+    for (line, body, status) in [
+        ("POST /workers", "{", 400),
+        ("POST /workers", "{\"uri\": \"http://a\"}", 422),
+        ("DELETE /workers/x", "", 400),
+        ("GET /turns?limit=-5", "", 400),
+        ("PUT /workers", "", 405),
+        ("GET /nowhere", "", 404),
+    ] {
+        let answer = admin(&setup, line.to_owned(), body).await;
+        assert_eq!(answer.status, status, "{line}");
+        let said = answer.json()["error"]["message"].as_str().map(str::len);
+        assert!(said.is_some_and(|length| length > 0), "{line}: {}", answer.text());
+    }
+}
