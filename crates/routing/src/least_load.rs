@@ -16,7 +16,7 @@ impl RoutePolicy for LeastLoad {
         "least_load"
     }
 
-    fn choose(&mut self, _turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
+    fn choose(&mut self, _turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
         let mut all = Vec::new();
         fleet.all(&mut all);
         let least = fleet.lightest()?.load;

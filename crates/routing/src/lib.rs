@@ -13,6 +13,7 @@
 //!
 //! A new policy is one file here and one line in [`registry`].
 
+pub mod kv;
 pub mod least_load;
 pub mod load;
 pub mod power_of_two;
@@ -24,8 +25,9 @@ pub mod session_affinity;
 
 use std::fmt;
 
-use tandem_types::WorkerId;
+use tandem_types::{PrefixMatch, RouteWishes, WorkerId};
 
+pub use kv::{CostTerms, KvConfig, KvConfigError};
 pub use load::LoadMeter;
 pub use registry::{DEFAULT_POLICY, POLICIES, PolicyEntry, UnknownPolicy, by_name};
 pub use rng::Rng;
@@ -40,17 +42,30 @@ pub struct Candidate {
     pub worker: WorkerId,
     /// Its load in requests ([`load`] has the formula).
     pub load: u64,
+    /// Prompt tokens that it has been sent to compute and has not: of turns without a first token.
+    pub queued_prefill: u64,
+    /// Context tokens of the programs that ran here last.
+    pub home_tokens: u64,
+    /// Its KV pool in tokens, where the engine tells.
+    pub kv_capacity_tokens: Option<u64>,
 }
 
 /// What a policy may know of a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RouteTurn {
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct RouteTurn<'a> {
     /// Where the turn's program ran last.
     pub home: Option<WorkerId>,
     /// Where the program's parent ran last.
     pub parent_home: Option<WorkerId>,
     /// Expected prompt length in tokens.
     pub input_tokens: u64,
+    /// Context tokens of the turn's program after its last answer, 0 when it has had none; `None` = the turn
+    /// belongs to no program.
+    pub program_tokens: Option<u64>,
+    /// Where the prompt's KV lies.
+    pub prefix: Option<&'a PrefixMatch>,
+    /// What the request asks of routing.
+    pub wishes: Option<&'a RouteWishes>,
 }
 
 /// The workers that may take one turn now. Lookups are cheap; only [`Fleet::all`] costs in proportion to the
@@ -62,6 +77,10 @@ pub trait Fleet {
     fn lightest(&self) -> Option<Candidate>;
     /// Appends every worker that may take the turn, by id.
     fn all(&self, out: &mut Vec<Candidate>);
+    /// What a worker's operator says of it.
+    fn labels(&self, _worker: WorkerId) -> &[String] {
+        &[]
+    }
 }
 
 /// Why a worker was chosen.
@@ -83,6 +102,12 @@ pub enum Reason {
     HomeUnavailable,
     /// The program's (or its parent's) worker is too loaded, so a lighter one was drawn.
     HomeOverloaded,
+    /// Another worker than the program's costs less, all counted.
+    CheaperThanHome,
+    /// It costs the least, and holds a part of the prompt.
+    Overlap,
+    /// It costs the least, and nobody is known to hold a part of the prompt there.
+    LowestCost,
     /// A repeated call goes to the worker that was already working on it.
     Repeated,
 }
@@ -100,6 +125,9 @@ impl Reason {
             Self::ParentAffinity => "parent_affinity",
             Self::HomeUnavailable => "home_unavailable",
             Self::HomeOverloaded => "home_overloaded",
+            Self::CheaperThanHome => "cheaper_than_home",
+            Self::Overlap => "overlap",
+            Self::LowestCost => "lowest_cost",
             Self::Repeated => "repeated",
         }
     }
@@ -120,6 +148,8 @@ pub struct Choice {
     pub reason: Reason,
     /// The workers compared with their scores, lower is better, the chosen one first; at most [`SCORES_MAX`].
     pub scores: Vec<(WorkerId, f64)>,
+    /// What makes up each of these scores, in the same order; empty for policies whose score is the load.
+    pub terms: Vec<CostTerms>,
     /// How many workers were compared.
     pub compared: u32,
 }
@@ -136,6 +166,7 @@ impl Choice {
             worker: chosen.worker,
             reason,
             scores: scores.map(|c| (c.worker, score(c.load))).collect(),
+            terms: Vec::new(),
             compared: u32::try_from(count).unwrap_or(u32::MAX),
         }
     }
@@ -152,7 +183,7 @@ pub trait RoutePolicy: fmt::Debug + Send {
     /// The policy's name in the registry.
     fn name(&self) -> &'static str;
     /// Chooses a worker; `None` only when the fleet is empty.
-    fn choose(&mut self, turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice>;
+    fn choose(&mut self, turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice>;
 }
 
 #[cfg(test)]

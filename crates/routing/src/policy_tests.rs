@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use crate::testing::{Workers, worker};
-use crate::{POLICIES, Rng, RouteTurn, SCORES_MAX};
+use crate::{KvConfig, POLICIES, Rng, RouteTurn, SCORES_MAX};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
@@ -21,7 +21,7 @@ proptest! {
         for entry in &POLICIES {
             let choose = || {
                 let mut rng = Rng::new(seed);
-                let mut policy = (entry.make)();
+                let mut policy = (entry.make)(&KvConfig::default());
                 let fleet = Workers::new(&loads);
                 (0..5).map(|_| policy.choose(&turn, &fleet, &mut rng)).collect::<Vec<_>>()
             };

@@ -17,7 +17,7 @@ impl RoutePolicy for PowerOfTwo {
         "power_of_two"
     }
 
-    fn choose(&mut self, _turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
+    fn choose(&mut self, _turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
         draw(fleet, Reason::PowerOfTwo, rng)
     }
 }

@@ -11,7 +11,7 @@ impl RoutePolicy for Random {
         "random"
     }
 
-    fn choose(&mut self, _turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
+    fn choose(&mut self, _turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
         let mut all = Vec::new();
         fleet.all(&mut all);
         for candidate in &mut all {

@@ -1,8 +1,8 @@
 //! The policies by name.
 
 use crate::{
-    RoutePolicy, least_load::LeastLoad, power_of_two::PowerOfTwo, random::Random, round_robin::RoundRobin,
-    session_affinity::SessionAffinity,
+    KvConfig, RoutePolicy, kv::Kv, least_load::LeastLoad, power_of_two::PowerOfTwo, random::Random,
+    round_robin::RoundRobin, session_affinity::SessionAffinity,
 };
 
 /// A policy that can be asked for.
@@ -12,8 +12,8 @@ pub struct PolicyEntry {
     pub name: &'static str,
     /// What it does and when to use it, in one sentence.
     pub summary: &'static str,
-    /// Makes one.
-    pub make: fn() -> Box<dyn RoutePolicy>,
+    /// Makes one. Policies without settings leave these alone.
+    pub make: fn(&KvConfig) -> Box<dyn RoutePolicy>,
 }
 
 /// The policy used when none is asked for: agents come back with a longer prompt each time, and the worker that
@@ -21,33 +21,39 @@ pub struct PolicyEntry {
 pub const DEFAULT_POLICY: &str = "session_affinity";
 
 /// Every policy, by name.
-pub static POLICIES: [PolicyEntry; 5] = [
+pub static POLICIES: [PolicyEntry; 6] = [
+    PolicyEntry {
+        name: "kv",
+        summary: "The worker where the turn costs the least: prompt tokens that it does not have cached, prefill \
+                  queued there, running requests, and what a program leaves behind when it moves.",
+        make: |config| Box::new(Kv::new(config.clone())),
+    },
     PolicyEntry {
         name: "least_load",
         summary: "The worker with the fewest requests; equals are drawn at random.",
-        make: || Box::new(LeastLoad),
+        make: |_| Box::new(LeastLoad),
     },
     PolicyEntry {
         name: "power_of_two",
         summary: "The lighter of two workers drawn at random: nearly as even as least_load, and several \
                   routers in front of one fleet do not all pick the same worker.",
-        make: || Box::new(PowerOfTwo),
+        make: |_| Box::new(PowerOfTwo),
     },
     PolicyEntry {
         name: "random",
         summary: "Any worker, drawn evenly; for comparison.",
-        make: || Box::new(Random),
+        make: |_| Box::new(Random),
     },
     PolicyEntry {
         name: "round_robin",
         summary: "Each worker in turn, by id; for comparison and for engines that report no load.",
-        make: || Box::new(RoundRobin::default()),
+        make: |_| Box::new(RoundRobin::default()),
     },
     PolicyEntry {
         name: "session_affinity",
         summary: "A program goes where it ran last, a new subagent where its parent ran, unless that worker is \
                   much more loaded than the lightest; everything else as power_of_two.",
-        make: || Box::new(SessionAffinity),
+        make: |_| Box::new(SessionAffinity),
     },
 ];
 
@@ -63,15 +69,15 @@ fn names() -> String {
     POLICIES.map(|p| p.name).join(", ")
 }
 
-/// Makes the policy `name`.
+/// Makes the policy `name`; `kv` has the weights of the policy of that name.
 ///
 /// # Errors
 /// [`UnknownPolicy`] lists the names that exist.
-pub fn by_name(name: &str) -> Result<Box<dyn RoutePolicy>, UnknownPolicy> {
+pub fn by_name(name: &str, kv: &KvConfig) -> Result<Box<dyn RoutePolicy>, UnknownPolicy> {
     POLICIES
         .iter()
         .find(|p| p.name == name)
-        .map(|p| (p.make)())
+        .map(|p| (p.make)(kv))
         .ok_or_else(|| UnknownPolicy { name: name.to_owned() })
 }
 
@@ -85,18 +91,18 @@ mod tests {
             assert!(pair[0].name < pair[1].name);
         }
         for entry in &POLICIES {
-            assert_eq!(by_name(entry.name).expect("registered").name(), entry.name);
+            assert_eq!(by_name(entry.name, &KvConfig::default()).expect("registered").name(), entry.name);
         }
-        assert!(by_name(DEFAULT_POLICY).is_ok());
+        assert!(by_name(DEFAULT_POLICY, &KvConfig::default()).is_ok());
     }
 
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
-        let error = by_name("cache_aware").expect_err("no such policy").to_string();
+        let error = by_name("cache_aware", &KvConfig::default()).expect_err("no such policy").to_string();
         assert_eq!(
             error,
-            "no routing policy named \"cache_aware\"; there are: least_load, power_of_two, random, \
-             round_robin, session_affinity"
+            "no routing policy named \"cache_aware\"; there are: kv, least_load, power_of_two, \
+             random, round_robin, session_affinity"
         );
     }
 }

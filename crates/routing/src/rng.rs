@@ -52,6 +52,12 @@ impl Rng {
         (wide >> 64) as u64
     }
 
+    /// A number from 0 to below 1, in steps of 2^-53.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double's mantissa")]
+    pub const fn fraction(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
     /// An index below `len`; 0 when `len` is 0.
     pub fn index(&mut self, len: usize) -> usize {
         let bound = u64::try_from(len).unwrap_or(u64::MAX);

@@ -19,7 +19,7 @@ impl RoutePolicy for RoundRobin {
         "round_robin"
     }
 
-    fn choose(&mut self, _turn: &RouteTurn, fleet: &dyn Fleet, _rng: &mut Rng) -> Option<Choice> {
+    fn choose(&mut self, _turn: &RouteTurn<'_>, fleet: &dyn Fleet, _rng: &mut Rng) -> Option<Choice> {
         let mut all = Vec::new();
         fleet.all(&mut all);
         for candidate in &mut all {

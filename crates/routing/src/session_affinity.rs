@@ -39,7 +39,7 @@ impl RoutePolicy for SessionAffinity {
         "session_affinity"
     }
 
-    fn choose(&mut self, turn: &RouteTurn, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
+    fn choose(&mut self, turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
         let lightest = fleet.lightest()?;
         let home_limit =
             (lightest.load.saturating_mul(HOME_FACTOR.0) / HOME_FACTOR.1).saturating_add(HOME_SLACK);

@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tandem_routing::UnknownPolicy;
+use tandem_routing::{KvConfig, KvConfigError, UnknownPolicy};
 
 /// Settings of the scheduler. `Default` is what a fresh installation runs with.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
     /// Routing policy by name ([`tandem_routing::POLICIES`]).
     pub policy: String,
+    /// Weights of the policy `kv`.
+    pub kv: KvConfig,
     /// Most turns held at once, over all models. A held turn costs its request body, up to some hundred KiB, so
     /// 4096 bounds that memory to about 2 GiB in the worst case.
     pub queue_max: usize,
@@ -39,6 +41,7 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             policy: tandem_routing::DEFAULT_POLICY.to_owned(),
+            kv: KvConfig::default(),
             queue_max: 4096,
             programs_max: 200_000,
             program_idle_ttl: Duration::from_secs(2 * 60 * 60),
@@ -76,6 +79,9 @@ pub enum ConfigError {
     /// The policy does not exist.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
+    /// A weight of the policy `kv` makes no sense.
+    #[error("kv: {0}")]
+    Kv(#[from] KvConfigError),
     /// A number that must not be zero is.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
@@ -89,6 +95,6 @@ impl SchedulerConfig {
         if self.programs_max == 0 {
             return Err(ConfigError::Zero("programs_max"));
         }
-        Ok(())
+        Ok(self.kv.check()?)
     }
 }

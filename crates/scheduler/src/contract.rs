@@ -18,8 +18,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tandem_routing::CostTerms;
 use tandem_types::{
-    GroupId, LoadReport, ProgramKey, RequestClass, RetryKey, TurnId, Usage, WorkerId, WorkerInfo,
+    GroupId, LoadReport, PrefixMatch, ProgramKey, RequestClass, RetryKey, RouteWishes, TurnId, Usage,
+    WorkerId, WorkerInfo,
 };
 
 /// Something that happened outside.
@@ -64,6 +66,14 @@ pub enum Input {
     },
     /// A request asks to be served.
     TurnArrived(TurnArrival),
+    /// A turn's match was looked up again, or for the first time: it counts when the turn, which waits, is placed.
+    /// A turn that runs is not moved, and a retry of it uses the new match.
+    PrefixFound {
+        /// Which.
+        turn: TurnId,
+        /// Where its prompt's KV lies.
+        prefix: PrefixMatch,
+    },
     /// The engine accepted the turn: its response head is there.
     TurnStarted {
         /// Which.
@@ -124,6 +134,12 @@ pub struct TurnArrival {
     pub model: Option<String>,
     /// Expected prompt length in tokens, from the size of the body or better.
     pub input_tokens_estimate: u64,
+    /// Where the prompt's KV lies; unknown without prompt blocks or an index.
+    #[serde(default, skip_serializing_if = "PrefixMatch::is_unknown")]
+    pub prefix: PrefixMatch,
+    /// What the request asks of routing.
+    #[serde(default)]
+    pub wishes: RouteWishes,
     /// The client's bound on generated tokens.
     pub max_output_tokens: Option<u64>,
     /// How long this client can be kept waiting for a worker.
@@ -271,6 +287,9 @@ pub struct Decision {
     /// Workers that the policy compared, with their scores: lower is better; policies without scores give 0.
     /// The chosen one is first; at most [`tandem_routing::SCORES_MAX`] are kept.
     pub candidates: Vec<(WorkerId, f64)>,
+    /// What makes up each of these scores, in the same order; empty for policies whose score is the load.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub terms: Vec<CostTerms>,
     /// How many workers the policy compared.
     pub candidate_count: u32,
     /// Which try this is, from 1.

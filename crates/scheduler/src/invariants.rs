@@ -54,7 +54,11 @@ fn turns_and_queue(core: &Scheduler) -> Result<(), Violation> {
                 ensure(turn.deadline > core.now, "I-SCH-8", || format!("{id} is held past its deadline"))?;
                 ensure(turn.arrival.class.is_turn(), "I-SCH-7", || format!("{id} is a side call and held"))?;
             }
-            Phase::Running { .. } => {}
+            Phase::Running { answering, .. } => {
+                ensure(!answering || turn.queued_prefill == 0, "I-SCH-11", || {
+                    format!("{id} answers and its prefill is still queued")
+                })?;
+            }
         }
     }
     ensure(held == core.queue.len(), "I-QUE-1", || {
@@ -68,16 +72,17 @@ fn turns_and_queue(core: &Scheduler) -> Result<(), Violation> {
 
 fn workers(core: &Scheduler) -> Result<(), Violation> {
     ensure(core.workers.indexes_are_true(), "I-WRK-1", || "a worker index is out of date".into())?;
-    let mut running: BTreeMap<WorkerId, (u32, u64)> = BTreeMap::new();
+    let mut running: BTreeMap<WorkerId, (u32, u64, u64)> = BTreeMap::new();
     for (_, turn) in core.turns.iter() {
         if let Phase::Running { worker, .. } = turn.phase {
-            let (turns, calls) = running.entry(worker).or_default();
+            let (turns, calls, prefill) = running.entry(worker).or_default();
             *turns += u32::from(turn.arrival.class.is_turn());
             *calls += 1;
+            *prefill += turn.queued_prefill;
         }
     }
     for (id, worker) in core.workers.iter() {
-        let counted = (worker.turns_running, worker.meter.ours());
+        let counted = (worker.turns_running, worker.meter.ours(), worker.queued_prefill);
         let found = running.remove(&id).unwrap_or_default();
         ensure(counted == found, "I-WRK-2", || format!("{id} counts {counted:?}, runs {found:?}"))?;
         if let BreakerState::HalfOpen { probe: Some(probe), .. } = worker.breaker.state() {

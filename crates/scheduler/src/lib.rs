@@ -12,7 +12,10 @@
 //! - I-SCH-9 nothing is left of a turn that is over, nor of a program of which nothing was ever dispatched.
 //! - I-SCH-10 inputs that make no sense (unknown ids, second arrivals, time running backwards) are counted in
 //!   [`view::Anomalies`] and otherwise ignored.
-//! - Deliberately absent: prompts, tokens, KV residency, admission by memory. Turns are counted, not weighed.
+//! - I-SCH-11 a worker's queued prefill is the sum over its running turns without a first token of what each was
+//!   expected to compute there; a worker's home tokens are the sum over the programs that ran there last.
+//! - Deliberately absent: prompts and their hashes (a match comes with the turn, the index that made it lives
+//!   outside), admission by memory.
 
 pub mod breaker;
 pub mod config;
@@ -77,7 +80,7 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig, seed: u64) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
-            policy: tandem_routing::by_name(&config.policy)?,
+            policy: tandem_routing::by_name(&config.policy, &config.kv)?,
             now: Time::ZERO,
             route_rng: Rng::child(seed, "route"),
             backoff_rng: Rng::child(seed, "backoff"),
@@ -104,6 +107,7 @@ impl Scheduler {
             Input::WorkerRemoved { worker } => self.on_worker_removed(worker),
             Input::WorkerLoad { worker, load } => self.on_worker_load(worker, load),
             Input::TurnArrived(arrival) => self.on_turn_arrived(arrival, out),
+            Input::PrefixFound { turn, prefix } => self.on_prefix_found(turn, prefix),
             Input::TurnStarted { turn } => self.on_turn_started(turn),
             Input::FirstToken { turn } => self.on_first_token(turn),
             Input::TurnFailed { turn, failure } => self.on_turn_failed(turn, &failure, out),

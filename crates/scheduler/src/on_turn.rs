@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tandem_types::{ProgramKey, TurnId, Usage, WorkerId};
+use tandem_types::{PrefixMatch, ProgramKey, TurnId, Usage, WorkerId};
 
 use crate::Scheduler;
 use crate::breaker::Signal;
@@ -35,6 +35,7 @@ impl Scheduler {
             failed_on: Vec::new(),
             tracked,
             waited: Duration::ZERO,
+            queued_prefill: 0,
             arrival,
         };
         // The old call leaves first, so that its slot and its place in the queue are there for the new one.
@@ -141,7 +142,23 @@ impl Scheduler {
         }
         *started = true;
         self.turns.answer_began(id);
+        self.prefill_done(id);
         self.signal(id, Signal::FirstByte);
+    }
+
+    /// The turn's prefill is no longer queued at its worker.
+    fn prefill_done(&mut self, id: TurnId) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let Phase::Running { worker, .. } = turn.phase else { return };
+        let tokens = std::mem::take(&mut turn.queued_prefill);
+        self.workers.change(worker, |worker| worker.queued_prefill -= tokens.min(worker.queued_prefill));
+    }
+
+    pub(crate) fn on_prefix_found(&mut self, id: TurnId, prefix: PrefixMatch) {
+        match self.turns.get_mut(id) {
+            Some(turn) => turn.arrival.prefix = prefix,
+            None => self.misplaced(id),
+        }
     }
 
     pub(crate) fn on_turn_failed(&mut self, id: TurnId, failure: &DispatchFailure, out: &mut Vec<Effect>) {

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tandem_routing::kv::expected_prefill;
 use tandem_routing::{Choice, Fleet, Reason, RouteTurn};
 use tandem_types::{TurnId, WorkerId};
 
@@ -16,6 +17,10 @@ use crate::contract::{Decision, Effect, HoldReason, RejectReason};
 use crate::pace;
 use crate::turns::{Phase, Turn};
 use crate::workers::{Tier, Wanted};
+
+/// Larger token counts, which only a broken client or engine reports, count as this many, so that sums over all
+/// turns and programs stay exact.
+pub(crate) const TOKENS_MAX: u64 = 1 << 40;
 
 /// The four ranks: which tier, and whether workers that failed the turn are left out.
 const RANKS: [(Tier, bool); 4] =
@@ -28,6 +33,7 @@ pub(crate) fn wanted(turn: &Turn, tier: Tier, spare_failed: bool) -> Wanted<'_> 
         tier,
         except: if spare_failed { &turn.failed_on } else { &[] },
         slot: turn.arrival.class.is_turn(),
+        wishes: &turn.arrival.wishes,
     }
 }
 
@@ -38,19 +44,13 @@ impl Scheduler {
         if turn.arrival.class.is_turn() && !self.workers.has_free() {
             return None;
         }
-        let program = turn.arrival.program.as_ref().and_then(|key| self.programs.get(key));
-        let parent = program.and_then(|p| p.parent.as_ref()).or(turn.arrival.parent.as_ref());
-        let route = RouteTurn {
-            home: program.and_then(|p| p.last_worker),
-            parent_home: parent.and_then(|key| self.programs.get(key)).and_then(|p| p.last_worker),
-            input_tokens: turn.arrival.input_tokens_estimate,
-        };
+        let route = self.route(turn);
         for (tier, spare_failed) in RANKS {
             if !spare_failed && turn.failed_on.is_empty() {
                 continue;
             }
             let wanted = wanted(turn, tier, spare_failed);
-            let fleet = self.workers.eligible(wanted);
+            let fleet = self.workers.eligible(wanted, self.programs.at_home());
             if let Some(choice) = self.policy.choose(&route, &fleet, &mut self.route_rng) {
                 return Some(choice);
             }
@@ -61,18 +61,36 @@ impl Scheduler {
         None
     }
 
+    /// What the policy may know of the turn.
+    fn route<'a>(&self, turn: &'a Turn) -> RouteTurn<'a> {
+        let program = turn.arrival.program.as_ref().and_then(|key| self.programs.get(key));
+        let parent = program.and_then(|p| p.parent.as_ref()).or(turn.arrival.parent.as_ref());
+        RouteTurn {
+            home: program.and_then(|p| p.last_worker),
+            parent_home: parent.and_then(|key| self.programs.get(key)).and_then(|p| p.last_worker),
+            input_tokens: turn.arrival.input_tokens_estimate.min(TOKENS_MAX),
+            program_tokens: program.map(|p| p.known_tokens.min(TOKENS_MAX)),
+            prefix: Some(&turn.arrival.prefix).filter(|prefix| !prefix.is_unknown()),
+            wishes: Some(&turn.arrival.wishes),
+        }
+    }
+
     /// The choice of one given worker, if it is well and can take the turn now.
     pub(crate) fn choose_same(&self, id: TurnId, worker: WorkerId) -> Option<Choice> {
         let turn = self.turns.get(id)?;
-        let same = self.workers.eligible(wanted(turn, Tier::Well, true)).get(worker)?;
+        let wanted = wanted(turn, Tier::Well, true);
+        let same = self.workers.eligible(wanted, self.programs.at_home()).get(worker)?;
         Some(Choice::among(same, Reason::Repeated, &[same]))
     }
 
     /// Sends the turn where the choice says.
     pub(crate) fn dispatch(&mut self, id: TurnId, choice: Choice, delay: Duration, out: &mut Vec<Effect>) {
         let now = self.now;
+        let Some(turn) = self.turns.get(id) else { return };
+        let prefill = expected_prefill(&self.route(turn), choice.worker).min(TOKENS_MAX);
         let Some(turn) = self.turns.get_mut(id) else { return };
         turn.stop_waiting(now);
+        turn.queued_prefill = prefill;
         turn.attempts = turn.attempts.saturating_add(1);
         turn.phase = Phase::Running { worker: choice.worker, since: now, started: false, answering: false };
         let is_turn = turn.arrival.class.is_turn();
@@ -81,6 +99,7 @@ impl Scheduler {
             let admitted = worker.breaker.admits();
             worker.meter.dispatched();
             worker.turns_running += u32::from(is_turn);
+            worker.queued_prefill += prefill;
             worker.breaker.dispatched(id);
             admitted != worker.breaker.admits()
         });
@@ -90,7 +109,8 @@ impl Scheduler {
         self.counters.retried += u64::from(attempt > 1);
         let held = turn.waited;
         if let Some(program) = turn.tracked_program() {
-            self.programs.dispatched(program, choice.worker);
+            let prompt = turn.arrival.input_tokens_estimate.min(TOKENS_MAX);
+            self.programs.dispatched(program, choice.worker, prompt);
         }
         out.push(Effect::Record(Decision {
             turn: id,
@@ -98,6 +118,7 @@ impl Scheduler {
             worker: choice.worker,
             reason: choice.reason.as_str().to_owned(),
             candidates: choice.scores,
+            terms: choice.terms,
             candidate_count: choice.compared,
             attempt,
             held,
@@ -187,8 +208,10 @@ impl Scheduler {
             Phase::Running { worker, .. } => {
                 turn.phase = Phase::Placing;
                 let is_turn = turn.arrival.class.is_turn();
+                let prefill = std::mem::take(&mut turn.queued_prefill);
                 self.workers.change(worker, |worker| {
                     worker.meter.finished();
+                    worker.queued_prefill -= prefill.min(worker.queued_prefill);
                     worker.turns_running = worker.turns_running.saturating_sub(u32::from(is_turn));
                 });
                 self.room_changed = true;
@@ -210,7 +233,7 @@ impl Scheduler {
             let next = self.queue.after(&model, (order, id));
             let goes = self.choose(id);
             // Those behind the head want the same workers, unless the head is choosier than they are.
-            let choosy = self.turns.get(id).is_some_and(|turn| !turn.failed_on.is_empty());
+            let choosy = self.turns.get(id).is_some_and(|turn| turn.is_choosy(self.workers.tainted()));
             let dispatched = goes.is_some();
             if let Some(choice) = goes {
                 if let Some(turn) = self.turns.get(id) {
@@ -230,7 +253,7 @@ impl Scheduler {
             let Some(turn) = self.turns.get(*id) else { return false };
             for (tier, spare_failed) in RANKS {
                 let wanted = wanted(turn, tier, spare_failed);
-                if self.workers.eligible(wanted).lightest().is_some() {
+                if self.workers.eligible(wanted, self.programs.at_home()).lightest().is_some() {
                     return true;
                 }
                 if self.workers.any_ready(wanted) {

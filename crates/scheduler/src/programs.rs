@@ -6,6 +6,7 @@
 //! - I-PRG-2 a program of which no turn was ever dispatched leaves with its last turn: clients that give up while
 //!   they wait leave nothing behind.
 //! - I-PRG-3 `idle` holds exactly the programs without live turns, longest idle first.
+//! - I-PRG-4 `at_home` holds for each worker the tokens of the programs whose last worker it is, and no zeros.
 //! - Side calls look a program up (for its worker) and change nothing, but one that is marked final ends it as
 //!   any other call does: that mark may come on a call made for nothing else.
 //! - Deliberately absent: a tree. A child knows its parent's key; a parent that was forgotten is simply not found.
@@ -16,6 +17,8 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use serde::Serialize;
 use tandem_types::{GroupId, ProgramKey, Time, WorkerId};
+
+use crate::place::TOKENS_MAX;
 
 /// Where a program is in its loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -37,6 +40,8 @@ pub(crate) struct Program {
     pub(crate) turns_dispatched: u64,
     pub(crate) turns_finished: u64,
     pub(crate) known_tokens: u64,
+    /// What it counts for among the tokens at home at its last worker.
+    home_tokens: u64,
     pub(crate) ended_with_tools: bool,
     /// When its last turn arrived or ended.
     pub(crate) last_active: Time,
@@ -67,13 +72,15 @@ pub(crate) enum Begun {
 pub(crate) struct Programs {
     by_key: IndexMap<ProgramKey, Program>,
     idle: BTreeMap<(Time, u64), ProgramKey>,
+    /// Context tokens of the programs that ran last at each worker.
+    at_home: BTreeMap<WorkerId, u64>,
     stamps: u64,
     max: usize,
 }
 
 impl Programs {
     pub(crate) fn new(max: usize) -> Self {
-        Self { by_key: IndexMap::new(), idle: BTreeMap::new(), stamps: 0, max }
+        Self { by_key: IndexMap::new(), idle: BTreeMap::new(), at_home: BTreeMap::new(), stamps: 0, max }
     }
 
     pub(crate) fn get(&self, key: &ProgramKey) -> Option<&Program> {
@@ -100,7 +107,7 @@ impl Programs {
         if !self.by_key.contains_key(key) {
             if self.by_key.len() >= self.max {
                 let Some((_, longest_idle)) = self.idle.pop_first() else { return Begun::Untracked };
-                self.by_key.swap_remove(&longest_idle);
+                self.remove(&longest_idle);
                 begun = Begun::TrackedByEviction;
             }
             self.insert(now, key);
@@ -131,6 +138,7 @@ impl Programs {
             turns_dispatched: 0,
             turns_finished: 0,
             known_tokens: 0,
+            home_tokens: 0,
             ended_with_tools: false,
             last_active: now,
             ending: false,
@@ -140,11 +148,25 @@ impl Programs {
         self.by_key.insert(key.clone(), program);
     }
 
-    /// A turn of the program goes to a worker.
-    pub(crate) fn dispatched(&mut self, key: &ProgramKey, worker: WorkerId) {
+    /// A turn of the program with a prompt of about `tokens` goes to a worker.
+    pub(crate) fn dispatched(&mut self, key: &ProgramKey, worker: WorkerId, tokens: u64) {
         if let Some(program) = self.by_key.get_mut(key) {
+            leave_home(&mut self.at_home, program);
             program.last_worker = Some(worker);
             program.turns_dispatched += 1;
+            program.home_tokens = tokens.max(program.known_tokens).min(TOKENS_MAX);
+            come_home(&mut self.at_home, program);
+        }
+    }
+
+    /// Context tokens of the programs that ran last at each worker, by worker.
+    pub(crate) const fn at_home(&self) -> &BTreeMap<WorkerId, u64> {
+        &self.at_home
+    }
+
+    fn remove(&mut self, key: &ProgramKey) {
+        if let Some(program) = self.by_key.swap_remove(key) {
+            leave_home(&mut self.at_home, &program);
         }
     }
 
@@ -154,7 +176,9 @@ impl Programs {
             program.turns_finished += 1;
             program.ended_with_tools = with_tools;
             if let Some(tokens) = tokens {
-                program.known_tokens = tokens;
+                leave_home(&mut self.at_home, program);
+                (program.known_tokens, program.home_tokens) = (tokens, tokens.min(TOKENS_MAX));
+                come_home(&mut self.at_home, program);
             }
         }
     }
@@ -168,7 +192,7 @@ impl Programs {
             return;
         }
         if program.turns_dispatched == 0 || program.ending {
-            self.by_key.swap_remove(key);
+            self.remove(key);
             return;
         }
         self.idle.insert((now, program.stamp), key.clone());
@@ -181,7 +205,7 @@ impl Programs {
             program.ending = true;
         } else {
             self.idle.remove(&(program.last_active, program.stamp));
-            self.by_key.swap_remove(key);
+            self.remove(key);
         }
         true
     }
@@ -198,18 +222,23 @@ impl Programs {
             return false;
         }
         let key = entry.remove();
-        self.by_key.swap_remove(&key);
+        self.remove(&key);
         true
     }
 
-    /// Checks I-PRG-1 to I-PRG-3.
+    /// Checks I-PRG-1 to I-PRG-4.
     pub(crate) fn is_sound(&self) -> bool {
         let idle: BTreeMap<(Time, u64), &ProgramKey> = self
             .iter()
             .filter(|(_, p)| p.live_turns == 0)
             .map(|(key, p)| ((p.last_active, p.stamp), key))
             .collect();
-        self.len() <= self.max
+        let mut at_home = BTreeMap::new();
+        for (_, program) in self.iter() {
+            come_home(&mut at_home, program);
+        }
+        at_home == self.at_home
+            && self.len() <= self.max
             && idle.len() == self.idle.len()
             && idle
                 .iter()
@@ -217,4 +246,20 @@ impl Programs {
                 .all(|((at, key), (idle_at, idle_key))| at == idle_at && *key == idle_key)
             && self.iter().all(|(_, p)| p.live_turns > 0 || p.turns_dispatched > 0)
     }
+}
+
+fn leave_home(at_home: &mut BTreeMap<WorkerId, u64>, program: &Program) {
+    let Some(worker) = program.last_worker else { return };
+    if let Some(tokens) = at_home.get_mut(&worker) {
+        *tokens = tokens.saturating_sub(program.home_tokens);
+        if *tokens == 0 {
+            at_home.remove(&worker);
+        }
+    }
+}
+
+fn come_home(at_home: &mut BTreeMap<WorkerId, u64>, program: &Program) {
+    let Some(worker) = program.last_worker.filter(|_| program.home_tokens > 0) else { return };
+    let tokens = at_home.entry(worker).or_default();
+    *tokens = tokens.saturating_add(program.home_tokens);
 }

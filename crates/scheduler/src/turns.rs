@@ -45,6 +45,8 @@ pub(crate) struct Turn {
     pub(crate) tracked: bool,
     /// Time spent in the queue so far.
     pub(crate) waited: Duration,
+    /// What it counts for in its worker's queued prefill: tokens, 0 once its first token is out.
+    pub(crate) queued_prefill: u64,
 }
 
 impl Turn {
@@ -54,6 +56,12 @@ impl Turn {
             self.waited = self.waited.saturating_add(now.since(since));
             self.phase = Phase::Placing;
         }
+    }
+
+    /// Whether some workers that would do for others of its model will not do for it. `tainted` = some worker has
+    /// a taint.
+    pub(crate) const fn is_choosy(&self, tainted: bool) -> bool {
+        tainted || !self.failed_on.is_empty() || !self.arrival.wishes.require.is_empty()
     }
 
     /// The program whose live turns it counts among.

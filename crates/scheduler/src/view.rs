@@ -97,6 +97,10 @@ pub struct WorkerView {
     pub foreign: u64,
     /// `calls_running + foreign`: what routing compares.
     pub load: u64,
+    /// Prompt tokens that running turns without a first token were expected to compute here.
+    pub queued_prefill: u64,
+    /// Context tokens of the programs that ran here last.
+    pub home_tokens: u64,
     /// The last report.
     pub report: Option<LoadReport>,
     /// Its circuit breaker.
@@ -104,7 +108,7 @@ pub struct WorkerView {
 }
 
 impl WorkerView {
-    fn new(id: WorkerId, worker: &Worker) -> Self {
+    fn new(core: &Scheduler, id: WorkerId, worker: &Worker) -> Self {
         Self {
             worker: id,
             state: worker.state,
@@ -113,6 +117,8 @@ impl WorkerView {
             calls_running: worker.meter.ours(),
             foreign: worker.meter.foreign(),
             load: worker.meter.load(),
+            queued_prefill: worker.queued_prefill,
+            home_tokens: core.programs.at_home().get(&id).copied().unwrap_or(0),
             report: worker.report,
             breaker: worker.breaker.state(),
         }
@@ -250,13 +256,14 @@ impl<'a> View<'a> {
 
     /// Every worker, by id.
     pub fn workers(&self) -> impl Iterator<Item = WorkerView> + use<'a> {
-        self.core.workers.iter().map(|(id, worker)| WorkerView::new(id, worker))
+        let core = self.core;
+        core.workers.iter().map(move |(id, worker)| WorkerView::new(core, id, worker))
     }
 
     /// One worker.
     #[must_use]
     pub fn worker(&self, id: WorkerId) -> Option<WorkerView> {
-        self.core.workers.get(id).map(|worker| WorkerView::new(id, worker))
+        self.core.workers.get(id).map(|worker| WorkerView::new(self.core, id, worker))
     }
 
     /// Number of programs remembered.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tandem_routing::{Candidate, Fleet, LoadMeter};
-use tandem_types::{LoadReport, Time, WorkerId, WorkerInfo};
+use tandem_types::{LoadReport, RouteWishes, Time, WorkerId, WorkerInfo};
 
 use crate::breaker::Breaker;
 
@@ -47,6 +47,8 @@ pub(crate) struct Worker {
     /// When the report is no longer believed.
     pub(crate) report_until: Option<Time>,
     pub(crate) turns_running: u32,
+    /// Prompt tokens that running turns without a first token were expected to compute here.
+    pub(crate) queued_prefill: u64,
     pub(crate) breaker: Breaker,
     /// The load under which `ready` knows this worker.
     ready_at: Option<u64>,
@@ -68,6 +70,7 @@ impl Worker {
             report: None,
             report_until: None,
             turns_running: 0,
+            queued_prefill: 0,
             breaker,
             ready_at: None,
             free_at: None,
@@ -88,6 +91,27 @@ impl Worker {
 
     fn has_slot(&self) -> bool {
         self.info.as_ref().is_some_and(|info| info.max_running.is_none_or(|max| self.turns_running < max))
+    }
+
+    /// Whether it carries what a request asks for, and nothing that the request does not put up with.
+    fn suits(&self, wishes: &RouteWishes) -> bool {
+        self.info.as_ref().is_none_or(|info| {
+            wishes.require.iter().all(|label| info.labels.contains(label))
+                && info.taints.iter().all(|taint| wishes.tolerate.contains(taint))
+        })
+    }
+
+    fn candidate(&self, id: WorkerId, home_tokens: u64) -> Candidate {
+        Candidate {
+            worker: id,
+            load: self.meter.load(),
+            queued_prefill: self.queued_prefill,
+            home_tokens,
+            kv_capacity_tokens: self
+                .report
+                .and_then(|report| report.kv_capacity_tokens)
+                .or_else(|| self.info.as_ref().and_then(|info| info.kv_capacity_tokens)),
+        }
     }
 
     fn is_ready(&self) -> bool {
@@ -118,6 +142,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) except: &'a [WorkerId],
     /// Whether the call takes one of the worker's slots.
     pub(crate) slot: bool,
+    /// Labels and taints.
+    pub(crate) wishes: &'a RouteWishes,
 }
 
 impl Wanted<'_> {
@@ -130,6 +156,7 @@ impl Wanted<'_> {
             && worker.breaker.admits() == (self.tier == Tier::Well)
             && (!self.slot || worker.has_slot())
             && !self.except.contains(&id)
+            && worker.suits(self.wishes)
     }
 }
 
@@ -140,6 +167,7 @@ pub(crate) struct Workers {
     free: BTreeSet<(u64, WorkerId)>,
     opened: BTreeSet<(Time, WorkerId)>,
     reported: BTreeSet<(Time, WorkerId)>,
+    tainted: bool,
 }
 
 impl Workers {
@@ -170,6 +198,7 @@ impl Workers {
             worker.info = Some(info);
             worker.models = Some(models);
         });
+        self.tainted = self.by_id.values().filter_map(|w| w.info.as_ref()).any(|i| !i.taints.is_empty());
     }
 
     /// Changes a worker and keeps the indexes true. `None` when there is no such worker.
@@ -222,12 +251,22 @@ impl Workers {
         self.ready.iter().any(|&(_, id)| self.by_id.get(&id).is_some_and(|worker| wanted.accepts(id, worker)))
     }
 
+    /// Whether some worker has, or had when workers last told, a taint.
+    pub(crate) const fn tainted(&self) -> bool {
+        self.tainted
+    }
+
     pub(crate) fn has_free(&self) -> bool {
         !self.free.is_empty()
     }
 
-    pub(crate) const fn eligible<'a>(&'a self, wanted: Wanted<'a>) -> Eligible<'a> {
-        Eligible { workers: self, wanted }
+    /// The workers that fit, with the tokens of the programs `at_home` at each.
+    pub(crate) const fn eligible<'a>(
+        &'a self,
+        wanted: Wanted<'a>,
+        at_home: &'a BTreeMap<WorkerId, u64>,
+    ) -> Eligible<'a> {
+        Eligible { workers: self, wanted, at_home }
     }
 
     /// Checks I-WRK-1 and I-WRK-3.
@@ -270,6 +309,7 @@ fn reindex<K: Ord + Copy>(
 pub(crate) struct Eligible<'a> {
     workers: &'a Workers,
     wanted: Wanted<'a>,
+    at_home: &'a BTreeMap<WorkerId, u64>,
 }
 
 impl Eligible<'_> {
@@ -281,7 +321,7 @@ impl Eligible<'_> {
 impl Fleet for Eligible<'_> {
     fn get(&self, id: WorkerId) -> Option<Candidate> {
         let worker = self.workers.get(id).filter(|worker| self.wanted.accepts(id, worker))?;
-        Some(Candidate { worker: id, load: worker.meter.load() })
+        Some(worker.candidate(id, self.at_home.get(&id).copied().unwrap_or(0)))
     }
 
     fn lightest(&self) -> Option<Candidate> {
@@ -300,6 +340,8 @@ impl Fleet for Eligible<'_> {
             return;
         }
         let mut last: Option<(&Arc<[String]>, bool)> = None;
+        // Both tables are in order of id: one walk instead of a look-up for each worker.
+        let mut at_home = self.at_home.iter().peekable();
         for (id, worker) in self.workers.iter() {
             let Some(models) = &worker.models else { continue };
             if !self.wanted.accepts_but_model(id, worker) {
@@ -311,8 +353,14 @@ impl Fleet for Eligible<'_> {
             };
             last = Some((models, served));
             if served {
-                out.push(Candidate { worker: id, load: worker.meter.load() });
+                while at_home.next_if(|&(&home, _)| home < id).is_some() {}
+                let home_tokens = at_home.next_if(|&(&home, _)| home == id).map_or(0, |(_, &tokens)| tokens);
+                out.push(worker.candidate(id, home_tokens));
             }
         }
+    }
+
+    fn labels(&self, id: WorkerId) -> &[String] {
+        self.workers.get(id).and_then(|worker| worker.info.as_ref()).map_or(&[], |info| &info.labels)
     }
 }

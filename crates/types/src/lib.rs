@@ -10,8 +10,10 @@ pub mod context;
 pub mod ids;
 pub mod kv;
 pub mod limits;
+pub mod prefix;
 pub mod time;
 pub mod turn;
+pub mod wishes;
 pub mod worker;
 
 pub use context::{
@@ -22,6 +24,8 @@ pub use ids::{
     WorkerId,
 };
 pub use kv::{BlockHash, BlockRemoved, BlockStored, ExtraKey, GroupKind, KvBatch, KvEvent, Tier};
+pub use prefix::{MatchSource, PrefixMatch, WorkerPrefix};
 pub use time::Time;
 pub use turn::{BodyEdit, BodyIds, Dialect, FinishReason, PromptShape, ToolCall, TurnFacts, Usage};
+pub use wishes::{LabelWish, RouteWishes, WeightOverrides};
 pub use worker::{EngineKind, LoadReport, WorkerInfo};

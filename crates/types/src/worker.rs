@@ -25,6 +25,12 @@ pub struct WorkerInfo {
     pub kv_capacity_tokens: Option<u64>,
     /// Most turns that may run here at once; `None` = no bound of ours.
     pub max_running: Option<u32>,
+    /// What its operator says of it; requests may ask for labels or prefer them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// What keeps requests away that do not say that they put up with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub taints: Vec<String>,
 }
 
 /// A worker's own report of its load.

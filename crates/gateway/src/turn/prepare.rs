@@ -12,7 +12,7 @@ use tandem_dialect::{BodyField, ErrorKind, ParsedRequest, apply_edits, parse_req
 use tandem_identity::{Handling, Identity, RequestHead, hold_tolerance, hygiene, identify};
 use tandem_scheduler::TurnArrival;
 use tandem_trace::record::HygieneFound;
-use tandem_types::{BodyEdit, Dialect, TenantId, Time, TurnFacts, TurnId};
+use tandem_types::{BodyEdit, Dialect, PrefixMatch, RouteWishes, TenantId, Time, TurnFacts, TurnId};
 
 use super::Turn;
 use super::flight::{Call, engine_path};
@@ -281,6 +281,8 @@ fn arrival(turn: TurnId, identity: &Identity, parsed: &ParsedRequest, hold_max: 
         retry_key: identity.retry_key.filter(|_| !identity.shared),
         model: parsed.facts.model.clone(),
         input_tokens_estimate: input_tokens(&parsed.facts),
+        prefix: PrefixMatch::unknown(),
+        wishes: RouteWishes::none(),
         max_output_tokens: parsed.facts.max_output_tokens,
         hold_max,
     }

@@ -17,15 +17,20 @@
 //!
 //! | input | arguments |
 //! |---|---|
-//! | `expect W`, `up W`, `drain W`, `down W`, `remove W` | `up`: `models=a,b`, `max=N`, `kv=TOKENS` |
+//! | `expect W`, `up W`, `drain W`, `down W`, `remove W` | `up`: `models=a,b`, `max=N`, `kv=TOKENS`, `labels=a,b`, `taints=a,b` |
 //! | `load W` | `running=N`, `waiting=N` |
-//! | `arrive T` | `session=S` or `S/AGENT`, `parent=` likewise, `group=`, `class=`, `key=N`, `model=`, `tokens=N`, `hold=SECONDS` (30), `final` |
+//! | `arrive T` | `session=S` or `S/AGENT`, `parent=` likewise, `group=`, `class=`, `key=N`, `model=`, `tokens=N`, `hold=SECONDS` (30), `final`; a match and wishes, as below |
+//! | `match T` | a match |
 //! | `start T`, `first T`, `gone T` | |
 //! | `fail T KIND` | a [`crate::FailureKind`] in snake case; `fatal` = not retryable |
 //! | `end T [RESULT]` | a [`crate::TurnResult`] (finished); `in=N`, `out=N`, `tools=N` |
 //! | `bye S` | session end |
 //! | `wait` | nothing but time |
 //! | `view` | nothing; writes programs, held turns and workers out |
+//!
+//! A match: `blocks=12x16` (twelve blocks of sixteen tokens), `at=e0:3,e1:2/4/5` (leading blocks in device memory /
+//! with those in host memory / with those on disk), `approx`, `blind=e2,e3`, `shared=1-3,7-12` (half open),
+//! `version=N`. Wishes: `require=a,b`, `tolerate=a,b`, `prefer=a:0.5,b:-1`, `weights=host:0,temperature:1`.
 //!
 //! Time-outs that lead to effects appear as `@T timeout` lines; they are written by [`run`] and not needed in a
 //! hand-written script. [`crate::invariants::check`] runs after each step.
@@ -156,7 +161,9 @@ impl Player {
 
     fn write_effects(&mut self, effects: &[Effect]) {
         for effect in effects {
-            self.write(&format!("> {}", render::effect(effect)));
+            for line in render::effect(effect) {
+                self.write(&format!("> {line}"));
+            }
         }
     }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
-use serde::de::value::{Error as ValueError, StrDeserializer};
+use serde::de::value::{Error as ValueError, MapDeserializer, StrDeserializer};
 use tandem_types::{
-    AgentId, EngineId, EngineKind, GroupId, LoadReport, ProgramKey, RequestClass, RetryKey, SessionId,
-    TenantId, Time, TurnId, Usage, WorkerId, WorkerInfo,
+    AgentId, EngineId, EngineKind, GroupId, LabelWish, LoadReport, MatchSource, PrefixMatch, ProgramKey,
+    RequestClass, RetryKey, RouteWishes, SessionId, TenantId, Time, TurnId, Usage, WeightOverrides, WorkerId,
+    WorkerInfo, WorkerPrefix,
 };
 
 use super::{Content, Line, Script, ScriptError};
@@ -80,6 +81,7 @@ fn input(verb: &str, words: &mut Words<'_>) -> Result<Input, String> {
             Input::WorkerLoad { worker, load: LoadReport { running, waiting, ..LoadReport::default() } }
         }
         "arrive" => Input::TurnArrived(arrival(words)?),
+        "match" => Input::PrefixFound { turn: words.turn()?, prefix: prefix(words)? },
         "start" => Input::TurnStarted { turn: words.turn()? },
         "first" => Input::FirstToken { turn: words.turn()? },
         "gone" => Input::ClientGone { turn: words.turn()? },
@@ -101,6 +103,8 @@ fn worker_info(words: &mut Words<'_>) -> Result<WorkerInfo, String> {
         models: models.unwrap_or_default(),
         kv_capacity_tokens: words.value("kv")?,
         max_running: words.value("max")?,
+        labels: list(words.take("labels")),
+        taints: list(words.take("taints")),
     })
 }
 
@@ -117,9 +121,91 @@ fn arrival(words: &mut Words<'_>) -> Result<TurnArrival, String> {
         retry_key: words.value("key")?.map(RetryKey),
         model: words.take("model").map(str::to_owned),
         input_tokens_estimate: words.value("tokens")?.unwrap_or(0),
+        prefix: prefix(words)?,
+        wishes: wishes(words)?,
         max_output_tokens: None,
         hold_max: hold.unwrap_or(HOLD_DEFAULT),
     })
+}
+
+/// `blocks=12x16` (twelve blocks of sixteen tokens), `at=e0:3,e1:2/4/5` (leading blocks in device / and host / and
+/// disk), `approx` (all of these), `blind=e2,e3`, `shared=1-3,7-12` (half open), `version=N`.
+fn prefix(words: &mut Words<'_>) -> Result<PrefixMatch, String> {
+    let source = if words.flag("approx") { MatchSource::Approximate } else { MatchSource::Exact };
+    let (blocks, block_size) =
+        words.take("blocks").map(|text| pair(text, 'x')).transpose()?.unwrap_or_default();
+    let mut found = PrefixMatch {
+        block_size,
+        blocks,
+        version: words.value("version")?.unwrap_or(0),
+        ..PrefixMatch::unknown()
+    };
+    for text in words.take("at").into_iter().flat_map(|list| list.split(',')) {
+        let (id, depths) =
+            text.split_once(':').ok_or_else(|| format!("{text:?} is not a match such as e0:3"))?;
+        let depths: Vec<u32> = depths
+            .split('/')
+            .map(|depth| depth.parse().map_err(|_| format!("{depth:?} is not a number of blocks")))
+            .collect::<Result<_, _>>()?;
+        let device = depths.first().copied().unwrap_or(0);
+        let host = depths.get(1).copied().unwrap_or(device);
+        let disk = depths.get(2).copied().unwrap_or(host);
+        found.workers.push(WorkerPrefix { worker: worker(id)?, device, host, disk, source });
+    }
+    for id in words.take("blind").into_iter().flat_map(|list| list.split(',')) {
+        found.blind.push(worker(id)?);
+    }
+    for text in words.take("shared").into_iter().flat_map(|list| list.split(',')) {
+        let (start, end) = pair(text, '-')?;
+        found.shared.push(start..end);
+    }
+    found.workers.sort_by_key(|held| held.worker);
+    found.blind.sort_unstable();
+    found.shared.sort_by_key(|run| run.start);
+    Ok(found)
+}
+
+/// `require=a,b`, `tolerate=a,b`, `prefer=a:0.5,b:-1`, and `weights=host:0,temperature:1` by the names of
+/// [`WeightOverrides`].
+fn wishes(words: &mut Words<'_>) -> Result<RouteWishes, String> {
+    let weighted = |text: Option<&str>| -> Result<Vec<(String, f64)>, String> {
+        let one = |text: &str| {
+            let (name, weight) = text.rsplit_once(':')?;
+            Some((name.to_owned(), weight.parse().ok()?))
+        };
+        let items = text.into_iter().flat_map(|list| list.split(','));
+        items.map(|text| one(text).ok_or_else(|| format!("{text:?} is not a weight such as a:0.5"))).collect()
+    };
+    let prefer = weighted(words.take("prefer"))?;
+    let weights = weighted(words.take("weights"))?;
+    let weights = MapDeserializer::<_, ValueError>::new(weights.into_iter());
+    Ok(RouteWishes {
+        require: list(words.take("require")),
+        tolerate: list(words.take("tolerate")),
+        prefer: prefer.into_iter().map(|(label, weight)| LabelWish { label, weight }).collect(),
+        weights: WeightOverrides::deserialize(weights).map_err(|error| error.to_string())?,
+    })
+}
+
+fn list(text: Option<&str>) -> Vec<String> {
+    text.into_iter().flat_map(|list| list.split(',')).map(str::to_owned).collect()
+}
+
+/// Two numbers with a mark between them.
+fn pair(text: &str, mark: char) -> Result<(u32, u32), String> {
+    let parse = || {
+        let (first, second) = text.split_once(mark)?;
+        Some((first.parse().ok()?, second.parse().ok()?))
+    };
+    parse().ok_or_else(|| format!("{text:?} is not a pair such as 3{mark}5"))
+}
+
+fn worker(text: &str) -> Result<WorkerId, String> {
+    let parse = || {
+        let (engine, rank) = text.strip_prefix('e')?.split_once('r').unwrap_or((text.get(1..)?, "0"));
+        Some(WorkerId { engine: EngineId(engine.parse().ok()?), rank: rank.parse().ok()? })
+    };
+    parse().ok_or_else(|| format!("{text:?} is not a worker such as e0 or e0r1"))
 }
 
 fn outcome(words: &mut Words<'_>) -> Result<TurnOutcome, String> {
@@ -231,12 +317,7 @@ impl<'a> Words<'a> {
     }
 
     fn worker(&mut self) -> Result<WorkerId, String> {
-        let word = self.word("worker")?;
-        let parse = || {
-            let (engine, rank) = word.strip_prefix('e')?.split_once('r').unwrap_or((word.get(1..)?, "0"));
-            Some(WorkerId { engine: EngineId(engine.parse().ok()?), rank: rank.parse().ok()? })
-        };
-        parse().ok_or_else(|| format!("{word:?} is not a worker such as e0 or e0r1"))
+        worker(self.word("worker")?)
     }
 
     /// Nothing may be left over.

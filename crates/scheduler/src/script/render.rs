@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tandem_types::{ProgramKey, TenantId, Time};
+use tandem_routing::CostTerms;
+use tandem_types::{ProgramKey, TenantId, Time, WorkerId};
 
 use crate::View;
 use crate::breaker::BreakerState;
@@ -11,8 +12,41 @@ use crate::programs::ProgramState;
 use crate::view::WorkerView;
 use crate::workers::WorkerState;
 
-/// One effect as a line, without the leading `>`.
-pub(super) fn effect(effect: &Effect) -> String {
+/// One effect as lines, without the leading `>`: one, and for a decision with terms one more for each candidate.
+pub(super) fn effect(effect: &Effect) -> Vec<String> {
+    let mut lines = vec![headline(effect)];
+    if let Effect::Record(decision) = effect {
+        lines.extend(decision.candidates.iter().zip(&decision.terms).map(|((id, _), t)| terms(*id, t)));
+    }
+    lines
+}
+
+/// The terms that are not zero.
+fn terms(worker: WorkerId, t: &CostTerms) -> String {
+    let mut line = format!("  cost {worker} prefill={}", t.prefill);
+    for (name, tokens) in [
+        ("queued", t.queued),
+        ("decode", t.decode),
+        ("left_behind", t.left_behind),
+        ("crowding", t.crowding),
+        ("affinity", t.affinity),
+        ("labels", t.labels),
+    ] {
+        if tokens > 0 {
+            line.push_str(&format!(" {name}={tokens}"));
+        }
+    }
+    let blocks = [t.device_blocks, t.host_blocks, t.disk_blocks, t.shared_blocks];
+    if blocks != [0; 4] {
+        line.push_str(&format!(" blocks={}/{}/{}/{}", blocks[0], blocks[1], blocks[2], blocks[3]));
+    }
+    if t.assumed_tokens > 0 {
+        line.push_str(&format!(" assumed={}", t.assumed_tokens));
+    }
+    line
+}
+
+fn headline(effect: &Effect) -> String {
     match effect {
         Effect::Dispatch { turn, worker, attempt, delay } => {
             format!("dispatch {turn} {worker} attempt={attempt} delay={}", seconds(*delay))

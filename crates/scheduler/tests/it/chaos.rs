@@ -147,8 +147,14 @@ impl Chaos {
                 let models =
                     MODELS.iter().filter(|_| self.rng.below(2) == 0).map(|&m| m.to_owned()).collect();
                 let max_running = (!self.one_in(4)).then(|| u32::try_from(self.rng.below(5)).expect("small"));
-                let info =
-                    WorkerInfo { kind: EngineKind::Vllm, models, kv_capacity_tokens: None, max_running };
+                let info = WorkerInfo {
+                    kind: EngineKind::Vllm,
+                    models,
+                    kv_capacity_tokens: None,
+                    max_running,
+                    labels: Vec::new(),
+                    taints: Vec::new(),
+                };
                 self.workers.insert(worker, Known { info: info.clone(), ready: true });
                 Input::WorkerUp { worker, info }
             }

@@ -53,7 +53,7 @@ fn a_wrong_line_is_named() {
         ("@1,5 wait", "line 1: \"1,5\" is not a number of seconds"),
         (
             "config policy=nice",
-            "no routing policy named \"nice\"; there are: least_load, power_of_two, random, round_robin, session_affinity",
+            "no routing policy named \"nice\"; there are: kv, least_load, power_of_two, random, round_robin, session_affinity",
         ),
     ] {
         assert_eq!(script::run(text).expect_err("wrong").to_string(), message);

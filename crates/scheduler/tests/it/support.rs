@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tandem_scheduler::{Input, TurnArrival, TurnOutcome, TurnResult};
 use tandem_types::{
-    EngineId, EngineKind, ProgramKey, RequestClass, SessionId, TenantId, TurnId, WorkerId, WorkerInfo,
+    EngineId, EngineKind, PrefixMatch, ProgramKey, RequestClass, RouteWishes, SessionId, TenantId, TurnId,
+    WorkerId, WorkerInfo,
 };
 
 pub(crate) const fn worker(engine: u32) -> WorkerId {
@@ -13,7 +14,14 @@ pub(crate) const fn worker(engine: u32) -> WorkerId {
 
 pub(crate) fn up(engine: u32, models: &[&str], max_running: Option<u32>) -> Input {
     let models = models.iter().map(|&model| model.to_owned()).collect();
-    let info = WorkerInfo { kind: EngineKind::Vllm, models, kv_capacity_tokens: None, max_running };
+    let info = WorkerInfo {
+        kind: EngineKind::Vllm,
+        models,
+        kv_capacity_tokens: None,
+        max_running,
+        labels: Vec::new(),
+        taints: Vec::new(),
+    };
     Input::WorkerUp { worker: worker(engine), info }
 }
 
@@ -33,6 +41,8 @@ pub(crate) const fn arrival(turn: u64) -> TurnArrival {
         retry_key: None,
         model: None,
         input_tokens_estimate: 1000,
+        prefix: PrefixMatch::unknown(),
+        wishes: RouteWishes::none(),
         max_output_tokens: None,
         hold_max: Duration::from_secs(30),
     }

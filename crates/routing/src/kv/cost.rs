@@ -1,0 +1,258 @@
+//! What a turn costs on a worker, in prompt tokens.
+//!
+//! `cost = prefill + queued + decode + left_behind + crowding + affinity + labels`
+//!
+//! - `prefill`: the prompt less its credits. A block counts once, at the best weight among the places where an
+//!   engine could take it from: the worker's own tiers, as far as its leading run goes, and behind that the shared
+//!   store up to the first hole.
+//! - `queued`: prefill sent to the worker whose first token is not out yet.
+//! - `decode`: requests there.
+//! - `left_behind`: what home holds of the prompt in its own tiers and this worker does not.
+//! - `crowding`: the program's size times the worker's share of the fleet's programs beyond the mean, as it would
+//!   be with the program there. Shares are by KV capacity where workers tell it.
+//! - `affinity`: fixed amounts for not being home, or not the parent's worker.
+//! - `labels`: preferred labels that are missing, in parts of the prompt.
+
+use serde::{Deserialize, Serialize};
+use tandem_types::{PrefixMatch, WorkerId};
+
+use super::config::{WEIGHT_MAX, Weights};
+use crate::{Candidate, Fleet, RouteTurn};
+
+/// What makes up a worker's cost, in tokens, and the blocks behind its credits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CostTerms {
+    /// Leading blocks in the worker's device memory.
+    pub device_blocks: u32,
+    /// Blocks behind these in its host memory.
+    pub host_blocks: u32,
+    /// Blocks behind these on its disk.
+    pub disk_blocks: u32,
+    /// Blocks behind these that it could load from the shared store.
+    pub shared_blocks: u32,
+    /// Tokens taken to be cached because the program ran here, where the index cannot tell.
+    pub assumed_tokens: u64,
+    /// Prefill still to do.
+    pub prefill: u64,
+    /// Prefill queued before it.
+    pub queued: u64,
+    /// Running requests.
+    pub decode: u64,
+    /// KV left behind at home.
+    pub left_behind: u64,
+    /// More than its share of the fleet's programs.
+    pub crowding: u64,
+    /// Not home, or not the parent's worker.
+    pub affinity: u64,
+    /// Preferred labels missing.
+    pub labels: u64,
+}
+
+impl CostTerms {
+    /// The cost.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        [self.queued, self.decode, self.left_behind, self.crowding, self.affinity, self.labels]
+            .into_iter()
+            .fold(self.prefill, u64::saturating_add)
+    }
+
+    /// Whether anything of the prompt is taken to be in the worker's reach.
+    #[must_use]
+    pub const fn holds_any(&self) -> bool {
+        self.device_blocks > 0
+            || self.host_blocks > 0
+            || self.disk_blocks > 0
+            || self.shared_blocks > 0
+            || self.assumed_tokens > 0
+    }
+}
+
+/// Tokens that a worker will have to compute for a turn, copies in any tier and in the shared store counting as
+/// cached: what the turn adds to the worker's queued prefill.
+#[must_use]
+pub fn expected_prefill(turn: &RouteTurn<'_>, worker: WorkerId) -> u64 {
+    let prompt = prompt_tokens(turn);
+    let cached = match known(turn, worker) {
+        Some((found, held)) => u64::from(found.shared_run_end(held.disk)) * u64::from(found.block_size),
+        None => assumed(turn, worker),
+    };
+    prompt.saturating_sub(cached)
+}
+
+fn prompt_tokens(turn: &RouteTurn<'_>) -> u64 {
+    let blocks = turn.prefix.map_or(0, |found| u64::from(found.blocks) * u64::from(found.block_size));
+    turn.input_tokens.max(blocks)
+}
+
+/// What is known of a worker, with depths in order and within the prompt.
+fn known<'a>(
+    turn: &RouteTurn<'a>,
+    worker: WorkerId,
+) -> Option<(&'a PrefixMatch, tandem_types::WorkerPrefix)> {
+    let found = turn.prefix?;
+    let mut held = found.of(worker)?;
+    held.device = held.device.min(found.blocks);
+    held.host = held.host.clamp(held.device, found.blocks);
+    held.disk = held.disk.clamp(held.host, found.blocks);
+    Some((found, held))
+}
+
+/// Tokens that a worker is taken to hold where the index cannot tell: what its program had computed there.
+fn assumed(turn: &RouteTurn<'_>, worker: WorkerId) -> u64 {
+    let at_home = turn.home == Some(worker);
+    turn.program_tokens.filter(|_| at_home).unwrap_or(0).min(prompt_tokens(turn))
+}
+
+/// The costs of one turn.
+#[derive(Debug)]
+pub(super) struct Costs<'a> {
+    weights: &'a Weights<'a>,
+    turn: &'a RouteTurn<'a>,
+    prompt: f64,
+    /// Credit of home's own tiers, in tokens, when home is a candidate.
+    home_credit: Option<f64>,
+    crowd: Option<Crowd>,
+}
+
+/// How the fleet's programs lie.
+#[derive(Debug, Clone, Copy)]
+struct Crowd {
+    /// Mean KV capacity of the candidates that tell one; 1 when none does.
+    capacity: f64,
+    /// Mean share of the candidates, the program included.
+    mean: f64,
+    /// The program's own tokens.
+    own: f64,
+    /// Most that a share beyond the mean counts.
+    excess_max: f64,
+}
+
+impl<'a> Costs<'a> {
+    pub(super) fn new(weights: &'a Weights<'a>, turn: &'a RouteTurn<'a>, candidates: &[Candidate]) -> Self {
+        let home = turn.home.filter(|&home| candidates.iter().any(|c| c.worker == home));
+        let mut costs =
+            Self { weights, turn, prompt: float(prompt_tokens(turn)), home_credit: None, crowd: None };
+        costs.home_credit = home.map(|home| costs.credits(home, &mut CostTerms::default()).0);
+        costs.crowd = crowd(turn, home, candidates);
+        costs
+    }
+
+    pub(super) fn terms(&self, candidate: Candidate, fleet: &dyn Fleet) -> CostTerms {
+        let Self { weights, turn, prompt, .. } = *self;
+        let worker = candidate.worker;
+        let mut terms = CostTerms::default();
+        let (own, shared) = self.credits(worker, &mut terms);
+        terms.prefill = whole(prompt - own - shared);
+        terms.queued = whole(weights.queued * float(candidate.queued_prefill));
+        terms.decode = whole(weights.decode * float(candidate.load));
+        let at_home = turn.home == Some(worker);
+        if !at_home && let Some(at_home) = self.home_credit {
+            terms.left_behind = whole(weights.fleet.left_behind * (at_home - own));
+        }
+        let excess = self.crowd.map_or(0.0, |crowd| crowd.excess(candidate, at_home));
+        terms.crowding = whole(weights.fleet.crowding * excess);
+        terms.affinity = whole(match (turn.home, turn.parent_home) {
+            (Some(home), _) if home != worker => weights.fleet.home_tokens,
+            (None, Some(parent)) if parent != worker => weights.fleet.parent_tokens,
+            (Some(_) | None, _) => 0.0,
+        });
+        terms.labels = whole(prompt * self.missing_labels(fleet, worker));
+        terms
+    }
+
+    /// Credits in tokens: for the worker's own tiers, and for the shared store.
+    fn credits(&self, worker: WorkerId, terms: &mut CostTerms) -> (f64, f64) {
+        let Self { weights, turn, .. } = *self;
+        let Some((found, held)) = known(turn, worker) else {
+            terms.assumed_tokens = assumed(turn, worker);
+            return (weights.device * float(terms.assumed_tokens), 0.0);
+        };
+        terms.device_blocks = held.device;
+        terms.host_blocks = held.host - held.device;
+        terms.disk_blocks = held.disk - held.host;
+        terms.shared_blocks = found.shared_run_end(held.disk) - held.disk;
+        let tiers = [
+            (0, held.device, weights.device),
+            (held.device, held.host, weights.host),
+            (held.host, held.disk, weights.disk),
+        ];
+        let mut own = 0.0;
+        // A block that is in the shared store too is taken from wherever it saves more.
+        let mut shared = weights.shared * f64::from(terms.shared_blocks);
+        for (start, end, weight) in tiers {
+            own += weight * f64::from(end - start);
+            let gain = weights.shared - weight;
+            if gain > 0.0 && end > start {
+                shared += gain * f64::from(overlap(found, start, end));
+            }
+        }
+        let block = f64::from(found.block_size);
+        (own * block, shared * block)
+    }
+
+    fn missing_labels(&self, fleet: &dyn Fleet, worker: WorkerId) -> f64 {
+        let Some(wishes) = self.turn.wishes.filter(|wishes| !wishes.prefer.is_empty()) else { return 0.0 };
+        let labels = fleet.labels(worker);
+        let missing = wishes.prefer.iter().filter(|wish| wish.weight.is_finite()).map(|wish| {
+            let carried = labels.iter().any(|label| *label == wish.label);
+            if carried == (wish.weight > 0.0) { 0.0 } else { wish.weight.abs() }
+        });
+        missing.sum::<f64>().min(WEIGHT_MAX)
+    }
+}
+
+/// Shared blocks at the positions `start..end`.
+fn overlap(found: &PrefixMatch, start: u32, end: u32) -> u32 {
+    let first = found.shared.partition_point(|run| run.end <= start);
+    let runs = found.shared.get(first..).unwrap_or_default().iter().take_while(|run| run.start < end);
+    runs.map(|run| run.end.min(end).saturating_sub(run.start.max(start))).sum()
+}
+
+/// How the fleet's programs lie, for a turn of a program.
+fn crowd(turn: &RouteTurn<'_>, home: Option<WorkerId>, candidates: &[Candidate]) -> Option<Crowd> {
+    let own = float(turn.program_tokens?.max(prompt_tokens(turn)));
+    let told = candidates.iter().filter_map(|c| c.kv_capacity_tokens).filter(|&tokens| tokens > 0);
+    let (sum, count) = told.fold((0.0, 0.0), |(sum, count), tokens| (sum + float(tokens), count + 1.0));
+    let capacity = if count > 0.0 { sum / count } else { 1.0 };
+    let mut crowd = Crowd {
+        capacity,
+        mean: 0.0,
+        own,
+        // A program that is placed for the first time goes where there is room for its life. One whose KV is
+        // somewhere, or whose parent's is, leaves that for one prompt's worth at most.
+        excess_max: if home.is_some() || turn.parent_home.is_some() { 1.0 } else { f64::INFINITY },
+    };
+    let held: f64 = candidates.iter().map(|c| crowd.share(*c, 0.0)).sum();
+    let joining = if home.is_some() { 0.0 } else { own / capacity };
+    crowd.mean = (held + joining) / float(u64::try_from(candidates.len()).unwrap_or(u64::MAX)).max(1.0);
+    Some(crowd)
+}
+
+impl Crowd {
+    /// Tokens of the programs at home at a worker, with `more` tokens, by its capacity.
+    fn share(self, candidate: Candidate, more: f64) -> f64 {
+        let capacity = candidate.kv_capacity_tokens.filter(|&tokens| tokens > 0);
+        (float(candidate.home_tokens) + more) / capacity.map_or(self.capacity, float)
+    }
+
+    fn excess(self, candidate: Candidate, at_home: bool) -> f64 {
+        if self.mean <= 0.0 {
+            return 0.0;
+        }
+        let share = self.share(candidate, if at_home { 0.0 } else { self.own });
+        self.own * (share / self.mean - 1.0).clamp(0.0, self.excess_max)
+    }
+}
+
+/// To the nearest token, nothing below none: records then survive a trip through JSON unchanged.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats saturates")]
+const fn whole(tokens: f64) -> u64 {
+    tokens.round() as u64
+}
+
+/// Token and request counts are far below 2^52, where the conversion stays exact.
+#[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
+pub(super) const fn float(count: u64) -> f64 {
+    count as f64
+}

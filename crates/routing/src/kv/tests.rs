@@ -1,0 +1,297 @@
+//! Costs worked by hand, and what holds for any fleet.
+
+use proptest::prelude::*;
+use tandem_types::{LabelWish, MatchSource, PrefixMatch, RouteWishes, WeightOverrides, WorkerPrefix};
+
+use super::*;
+use crate::Rng;
+use crate::testing::{Workers, candidate, worker};
+
+fn held(engine: u32, device: u32, host: u32, disk: u32) -> WorkerPrefix {
+    WorkerPrefix { worker: worker(engine), device, host, disk, source: MatchSource::Exact }
+}
+
+/// Ten blocks of 100 tokens.
+fn ten_blocks(workers: &[WorkerPrefix]) -> PrefixMatch {
+    PrefixMatch { block_size: 100, blocks: 10, workers: workers.to_vec(), ..PrefixMatch::unknown() }
+}
+
+fn choose(turn: &RouteTurn<'_>, fleet: &Workers) -> Choice {
+    Kv::new(KvConfig::default()).choose(turn, fleet, &mut Rng::new(3)).expect("not empty")
+}
+
+fn terms_of(choice: &Choice, engine: u32) -> CostTerms {
+    let at = choice.scores.iter().position(|(id, _)| *id == worker(engine)).expect("kept");
+    choice.terms[at]
+}
+
+#[test]
+fn each_block_counts_once_at_its_best_tier() {
+    // Device 2, host to 5, disk to 6, shared 4..8: 4 and 5 lie in host and store, 6 and 7 in the store behind the
+    // local run. 2 * 1 + 3 * 0.75 + disk block 5 at the store's 0.5 + 2 * 0.5 = 5.75 blocks.
+    let mut found = ten_blocks(&[held(0, 2, 5, 6)]);
+    found.shared.push(4..8);
+    let turn = RouteTurn { input_tokens: 1040, prefix: Some(&found), ..RouteTurn::default() };
+    let choice = choose(&turn, &Workers::new(&[(0, 0), (1, 0)]));
+    let terms = terms_of(&choice, 0);
+    assert_eq!(
+        (terms.device_blocks, terms.host_blocks, terms.disk_blocks, terms.shared_blocks),
+        (2, 3, 1, 2)
+    );
+    assert_eq!(terms.prefill, 1040 - 575);
+    // Worker 1 has nothing of its own, and the store's blocks are behind a hole for it.
+    assert_eq!(terms_of(&choice, 1).prefill, 1040);
+    assert_eq!((choice.worker, choice.reason), (worker(0), Reason::Overlap));
+    assert_eq!([worker(0), worker(1)].map(|id| expected_prefill(&turn, id)), [240, 1040]);
+}
+
+#[test]
+fn every_term_of_the_formula_is_in_its_place() {
+    let found = ten_blocks(&[held(0, 8, 8, 8), held(1, 3, 3, 3)]);
+    let wishes = RouteWishes {
+        prefer: vec![LabelWish { label: "h200".to_owned(), weight: 0.25 }],
+        ..RouteWishes::none()
+    };
+    let turn = RouteTurn {
+        home: Some(worker(0)),
+        input_tokens: 1000,
+        program_tokens: Some(900),
+        prefix: Some(&found),
+        wishes: Some(&wishes),
+        ..RouteTurn::default()
+    };
+    let mut busy = candidate(0, 3);
+    (busy.queued_prefill, busy.home_tokens) = (2000, 3000);
+    let mut quiet = candidate(1, 1);
+    quiet.home_tokens = 1000;
+    let choice = choose(&turn, &Workers::of(vec![busy, quiet]).labelled(1, &["h200"]));
+    // Mean share (3000 + 1000) / 2; home has 1.5 times that, the other would have exactly that.
+    let home = CostTerms {
+        device_blocks: 8,
+        prefill: 200,
+        queued: 2000,
+        decode: 1536,
+        crowding: 500,
+        labels: 250,
+        ..CostTerms::default()
+    };
+    let other = CostTerms {
+        device_blocks: 3,
+        prefill: 700,
+        decode: 512,
+        left_behind: 500,
+        affinity: 1024,
+        ..CostTerms::default()
+    };
+    assert_eq!(choice.terms, [other, home]);
+    assert_eq!(choice.scores, [(worker(1), 2736.0), (worker(0), 4486.0)]);
+    assert_eq!((choice.reason, choice.compared), (Reason::CheaperThanHome, 2));
+}
+
+/// I-KV-3.
+#[test]
+fn a_session_waits_for_twice_the_prefill_that_a_move_would_cost_it() {
+    // 100 blocks at home, none elsewhere: a move costs 10,000 of prefill, 10,000 left behind and the fixed amount.
+    let found = PrefixMatch { blocks: 100, ..ten_blocks(&[held(0, 100, 100, 100)]) };
+    let turn = RouteTurn {
+        home: Some(worker(0)),
+        input_tokens: 10_000,
+        prefix: Some(&found),
+        ..RouteTurn::default()
+    };
+    let with_queue = |tokens| {
+        let mut home = candidate(0, 0);
+        home.queued_prefill = tokens;
+        choose(&turn, &Workers::of(vec![home, candidate(1, 0)])).reason
+    };
+    assert_eq!(with_queue(21_000), Reason::Affinity);
+    assert_eq!(with_queue(21_100), Reason::CheaperThanHome);
+}
+
+#[test]
+fn a_new_program_goes_where_there_is_room_for_its_life_and_a_child_to_its_parent() {
+    let found = ten_blocks(&[held(0, 6, 6, 6)]);
+    let mut crowded = candidate(0, 0);
+    crowded.home_tokens = 30_000;
+    let mut roomy = candidate(1, 0);
+    roomy.home_tokens = 10_000;
+    let fleet = || Workers::of(vec![crowded, roomy]);
+    let new = RouteTurn {
+        input_tokens: 1000,
+        program_tokens: Some(0),
+        prefix: Some(&found),
+        ..RouteTurn::default()
+    };
+    // 31,000 against a mean of 20,500: 512 tokens over, less than the 600 that are cached there.
+    assert_eq!(choose(&new, &fleet()).worker, worker(0));
+    crowded.home_tokens = 50_000;
+    let fleet = || Workers::of(vec![crowded, roomy]);
+    // 51,000 against 30,500: 672 over.
+    assert_eq!(choose(&new, &fleet()).worker, worker(1));
+    let child = RouteTurn { parent_home: Some(worker(0)), ..new };
+    assert_eq!(choose(&child, &fleet()).reason, Reason::ParentAffinity);
+    // Twice the pool is twice the room.
+    crowded.kv_capacity_tokens = Some(500_000);
+    roomy.kv_capacity_tokens = Some(100_000);
+    assert_eq!(choose(&new, &fleet_of(crowded, roomy)).worker, worker(0));
+}
+
+fn fleet_of(a: Candidate, b: Candidate) -> Workers {
+    Workers::of(vec![a, b])
+}
+
+/// I-KV-4.
+#[test]
+fn without_a_match_home_is_taken_to_hold_what_the_program_had_there() {
+    let turn = RouteTurn {
+        home: Some(worker(1)),
+        input_tokens: 5000,
+        program_tokens: Some(4000),
+        ..RouteTurn::default()
+    };
+    let choice = choose(&turn, &Workers::new(&[(0, 0), (1, 16)]));
+    assert_eq!((choice.worker, choice.reason), (worker(1), Reason::Affinity));
+    assert_eq!(terms_of(&choice, 1).assumed_tokens, 4000);
+    assert_eq!([0, 1].map(|id| expected_prefill(&turn, worker(id))), [5000, 1000]);
+    // A valve: 4000 + 4000 + 1024 + crowding against 512 for each request more.
+    let choice = choose(&turn, &Workers::new(&[(0, 0), (1, 40)]));
+    assert_eq!(choice.reason, Reason::CheaperThanHome);
+    // The index knows one worker and is blind at the other: only the blind one is taken on trust.
+    let found = PrefixMatch { blind: vec![worker(1)], ..ten_blocks(&[held(0, 2, 2, 2)]) };
+    let choice = choose(&RouteTurn { prefix: Some(&found), ..turn }, &Workers::new(&[(0, 0), (1, 0)]));
+    assert_eq!(terms_of(&choice, 1).assumed_tokens, 4000);
+    assert_eq!((terms_of(&choice, 0).assumed_tokens, terms_of(&choice, 0).device_blocks), (0, 2));
+    // Without a program: the least load.
+    let choice = choose(&RouteTurn::default(), &Workers::new(&[(0, 2), (1, 1), (2, 5)]));
+    assert_eq!((choice.worker, choice.reason), (worker(1), Reason::LowestCost));
+}
+
+/// I-KV-2.
+#[test]
+fn equals_are_drawn_and_a_temperature_draws_others_less_often() {
+    let found = ten_blocks(&[held(0, 10, 10, 10)]);
+    let mut wishes = RouteWishes::none();
+    let drawn = |wishes: &RouteWishes| {
+        let mut seen = [0_u32; 3];
+        let mut rng = Rng::new(5);
+        let turn = RouteTurn {
+            input_tokens: 1000,
+            prefix: Some(&found),
+            wishes: Some(wishes),
+            ..RouteTurn::default()
+        };
+        for _ in 0..3000 {
+            let fleet = Workers::new(&[(0, 0), (1, 0), (2, 0)]);
+            let choice = Kv::new(KvConfig::default()).choose(&turn, &fleet, &mut rng).expect("not empty");
+            seen[choice.worker.engine.0 as usize] += 1;
+        }
+        seen
+    };
+    assert_eq!(drawn(&wishes), [3000, 0, 0]);
+    // e times less often each: 0.576, 0.212, 0.212.
+    wishes.weights.temperature = Some(1.0);
+    let [first, second, third] = drawn(&wishes);
+    assert!((1650..1810).contains(&first) && (570..700).contains(&second), "{first} {second} {third}");
+    // Nothing in any cache counts: all equal.
+    wishes.weights = WeightOverrides { device: Some(0.0), host: Some(f64::NAN), ..WeightOverrides::none() };
+    assert!(drawn(&wishes).iter().all(|&n| (900..1100).contains(&n)));
+}
+
+#[test]
+fn a_record_keeps_the_chosen_one_home_and_the_cheapest() {
+    let loads: Vec<(u32, u64)> = (0..40).map(|id| (id, u64::from(id))).collect();
+    let turn = RouteTurn { home: Some(worker(39)), input_tokens: 100, ..RouteTurn::default() };
+    let choice = choose(&turn, &Workers::new(&loads));
+    let kept: Vec<u32> = choice.scores.iter().map(|(id, _)| id.engine.0).collect();
+    assert_eq!(kept, [0, 39, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+    assert_eq!((choice.terms.len(), choice.compared), (SCORES_MAX, 40));
+}
+
+#[test]
+fn weights_that_make_no_sense_are_refused_by_name() {
+    let error = |config: KvConfig| config.check().expect_err("refused").to_string();
+    assert_eq!(KvConfig::default().check(), Ok(()));
+    assert_eq!(error(KvConfig { shared: 1.5, ..KvConfig::default() }), "shared must be a number from 0 to 1");
+    assert_eq!(
+        error(KvConfig { decode: f64::NAN, ..KvConfig::default() }),
+        "decode must be a number from 0 to 1000000"
+    );
+    assert_eq!(error(KvConfig { disk: 0.8, ..KvConfig::default() }), "disk must not be above host");
+}
+
+prop_compose! {
+    fn any_turn()(
+        depths in prop::collection::vec((0_u32..20, 0_u32..20, 0_u32..20), 4),
+        runs in prop::collection::btree_set(0_u32..24, 0..8),
+        home in prop::option::of(0_u32..4),
+        parent in prop::option::of(0_u32..4),
+        program in prop::option::of(0_u64..3000),
+        weights in prop::collection::vec(prop::option::of(-0.5_f64..1.5), 4),
+        lots in prop::collection::vec((0_u64..20, 0_u64..4000, 0_u64..4000), 4),
+    ) -> (PrefixMatch, Vec<Candidate>, RouteWishes, Option<u32>, Option<u32>, Option<u64>) {
+        let mut found = PrefixMatch { block_size: 100, blocks: 16, ..PrefixMatch::unknown() };
+        for (id, (a, b, c)) in (0..).zip(depths) {
+            found.workers.push(held(id, a, a.max(b), a.max(b).max(c)));
+        }
+        let bounds: Vec<u32> = runs.into_iter().collect();
+        found.shared = bounds.chunks_exact(2).map(|pair| pair[0]..pair[1]).collect();
+        let candidates = (0..).zip(lots).map(|(id, (load, queued, at_home))| {
+            let mut it = candidate(id, load);
+            (it.queued_prefill, it.home_tokens) = (queued, at_home);
+            it
+        }).collect();
+        let wishes = RouteWishes {
+            weights: WeightOverrides {
+                device: weights[0], host: weights[1], disk: weights[2], shared: weights[3],
+                ..WeightOverrides::none()
+            },
+            ..RouteWishes::none()
+        };
+        (found, candidates, wishes, home, parent, program)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// I-KV-1, I-KV-6: one worker gets more; its cost against any other's does not rise.
+    #[test]
+    fn more_overlap_never_makes_a_worker_less_preferred(
+        (found, candidates, wishes, home, parent, program_tokens) in any_turn(),
+        favoured in 0_usize..4,
+        tier in 0_u8..3,
+        more in 1_u32..6,
+    ) {
+        let mut better = found.clone();
+        let it = &mut better.workers[favoured];
+        match tier {
+            0 => it.device += more,
+            1 => it.host += more,
+            _ => it.disk += more,
+        }
+        it.host = it.host.max(it.device);
+        it.disk = it.disk.max(it.host);
+        let costs = |found: &PrefixMatch| -> Vec<f64> {
+            let turn = RouteTurn {
+                home: home.map(worker),
+                parent_home: parent.map(worker),
+                input_tokens: 1650,
+                program_tokens,
+                prefix: Some(found),
+                wishes: Some(&wishes),
+            };
+            let choice = choose(&turn, &Workers::of(candidates.clone()));
+            let mut scores = choice.scores;
+            scores.sort_by_key(|(id, _)| *id);
+            scores.into_iter().map(|(_, cost)| cost).collect()
+        };
+        let (before, after) = (costs(&found), costs(&better));
+        for other in 0..4 {
+            prop_assert!(
+                after[favoured] - after[other] <= before[favoured] - before[other],
+                "{before:?} {after:?}"
+            );
+        }
+        prop_assert!(after.iter().all(|cost| cost.is_finite() && *cost >= 0.0));
+    }
+}

@@ -1,0 +1,145 @@
+//! Where a prompt's KV lies, as an index saw it when the prompt arrived.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::WorkerId;
+
+/// How an index came to know what it says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MatchSource {
+    /// From the engines' own events.
+    #[default]
+    Exact,
+    /// From what was routed where: the engine may have dropped it since.
+    Approximate,
+}
+
+/// How much of a prompt one worker holds, in leading blocks. Each figure includes the one before:
+/// `device <= host <= disk`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct WorkerPrefix {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Leading blocks in device memory.
+    pub device: u32,
+    /// Leading blocks each of which is in device or host memory.
+    pub host: u32,
+    /// Leading blocks each of which is in device memory, host memory or on disk.
+    pub disk: u32,
+    /// Where this knowledge comes from.
+    #[serde(default)]
+    pub source: MatchSource,
+}
+
+/// Where a prompt's KV lies. The default says that nothing is known: neither the prompt's blocks nor any worker.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PrefixMatch {
+    /// Tokens in a block; 0 = the prompt's blocks are not known.
+    pub block_size: u32,
+    /// Whole blocks of the prompt.
+    pub blocks: u32,
+    /// Workers that hold the beginning of the prompt, sorted by id, each once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<WorkerPrefix>,
+    /// Workers of which the index knows nothing (no events, events lost), sorted by id. Of all others it knows
+    /// that they hold what `workers` says and no more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blind: Vec<WorkerId>,
+    /// Blocks that a shared store holds: positions in the prompt, ascending, half open, disjoint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared: Vec<Range<u32>>,
+    /// State of the index: rises with each change that it took in, so that a reader of a record can tell an old
+    /// match from a new one.
+    #[serde(default)]
+    pub version: u64,
+}
+
+impl PrefixMatch {
+    /// Nothing is known.
+    #[must_use]
+    pub const fn unknown() -> Self {
+        Self {
+            block_size: 0,
+            blocks: 0,
+            workers: Vec::new(),
+            blind: Vec::new(),
+            shared: Vec::new(),
+            version: 0,
+        }
+    }
+
+    /// Whether the prompt's blocks are not known, so that nothing else can be.
+    #[must_use]
+    pub const fn is_unknown(&self) -> bool {
+        self.block_size == 0
+    }
+
+    /// What a worker holds; `None` = nothing is known of that worker.
+    #[must_use]
+    pub fn of(&self, worker: WorkerId) -> Option<WorkerPrefix> {
+        if self.is_unknown() || self.blind.binary_search(&worker).is_ok() {
+            return None;
+        }
+        let nothing = WorkerPrefix { worker, device: 0, host: 0, disk: 0, source: MatchSource::Exact };
+        let found = self.workers.binary_search_by_key(&worker, |held| held.worker);
+        Some(found.ok().and_then(|index| self.workers.get(index)).copied().unwrap_or(nothing))
+    }
+
+    /// Where the run of shared blocks that position `from` belongs to ends: blocks behind a hole are of no use
+    /// to an engine. `from` itself when the store does not hold that block.
+    #[must_use]
+    pub fn shared_run_end(&self, from: u32) -> u32 {
+        let next = self.shared.partition_point(|run| run.end <= from);
+        let mut end = from;
+        for run in self.shared.get(next..).unwrap_or_default() {
+            if run.start > end {
+                break;
+            }
+            end = end.max(run.end);
+        }
+        end.min(self.blocks.max(from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::EngineId;
+
+    const fn worker(engine: u32) -> WorkerId {
+        WorkerId { engine: EngineId(engine), rank: 0 }
+    }
+
+    #[test]
+    fn a_run_of_shared_blocks_ends_at_the_first_hole_and_at_the_prompts_end() {
+        let found = PrefixMatch {
+            block_size: 16,
+            blocks: 12,
+            shared: vec![1..3, 3..5, 7..20],
+            ..PrefixMatch::unknown()
+        };
+        let ends = [0, 1, 2, 4, 5, 6, 7, 11, 12].map(|from| found.shared_run_end(from));
+        assert_eq!(ends, [0, 5, 5, 5, 5, 6, 12, 12, 12]);
+    }
+
+    #[test]
+    fn a_worker_that_is_not_listed_holds_nothing_unless_the_index_is_blind_there() {
+        let held =
+            WorkerPrefix { worker: worker(2), device: 3, host: 4, disk: 4, source: MatchSource::Exact };
+        let mut found = PrefixMatch {
+            block_size: 16,
+            blocks: 5,
+            workers: vec![held],
+            blind: vec![worker(3)],
+            ..PrefixMatch::unknown()
+        };
+        assert_eq!(found.of(worker(2)), Some(held));
+        assert_eq!(found.of(worker(1)).map(|held| held.disk), Some(0));
+        assert_eq!(found.of(worker(3)), None);
+        found.block_size = 0;
+        assert_eq!(found.of(worker(2)), None);
+    }
+}
