@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use tandem_gateway::Gateway;
 use tandem_gateway::config::{ApiKey, Config, Resolved, Secret, Size, Span, Tls, TraceFormat};
+use tandem_gateway::{Gateway, StartError};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Failure;
@@ -251,7 +251,11 @@ fn assign(table: &mut toml::Table, assignment: &str) -> anyhow::Result<()> {
 pub(crate) async fn run(args: ServeArgs) -> Result<ExitCode, Failure> {
     let config = layered(args)?;
     let resolved: Resolved = config.resolve().map_err(|e| Failure::Usage(e.into()))?;
-    let gateway = Gateway::start(resolved).await.context("starting the gateway")?;
+    let gateway = Gateway::start(resolved).await.map_err(|error| {
+        let wrong = matches!(error, StartError::Tls(_) | StartError::EngineTls(_));
+        let error = anyhow::Error::new(error).context("starting the gateway");
+        if wrong { Failure::Usage(error) } else { Failure::Run(error) }
+    })?;
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
     let mut hangup = signal(SignalKind::hangup()).context("listening for SIGHUP")?;

@@ -185,7 +185,7 @@ fn tool_result(salt: u32, turn: u32) -> String {
     (0..24)
         .map(|line| {
             format!(
-                "src/part_{}.rs:{}: {}\n",
+                "src/part_{salt}_{}.rs:{}: {}\n",
                 turn * 31 + line,
                 line * 7 + turn,
                 PARAGRAPHS[(turn + line) as usize % 6]

@@ -74,6 +74,7 @@ fn wrong_configurations_end_with_2_and_say_each_thing_once() {
         (&["--worker-urls", "http://x", "--policy", "clever"], "session_affinity"),
         (&["--config", path], "line 3"),
         (&["--config", &missing], "No such file"),
+        (&["--worker-urls", "http://x", "--tls-cert", &missing, "--tls-key", &missing], "cannot read"),
         (&[], "--worker-urls"),
     ] {
         let (code, out, told) = output(&mut tandem(&[&["serve"], args].concat()));
