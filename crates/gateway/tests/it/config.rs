@@ -40,7 +40,7 @@ fn errors_about_engines_show_no_secrets() {
             Worker { url: url.to_owned(), ..serde_json::from_str(r#"{"url": "x"}"#).expect("a worker") };
         let described = Config { workers: vec![worker], ..Config::default() };
         for config in [listed, described] {
-            let error = config.resolve().err().expect("refused").to_string();
+            let error = config.resolve().expect_err("refused").to_string();
             assert!(error.starts_with("engine \"") && !error.contains("secret"), "{error}");
         }
     }
