@@ -99,6 +99,12 @@ impl State {
         applied
     }
 
+    fn warm(&self, ids: &[u64]) {
+        if ids.len() > 1 {
+            std::hint::black_box(ids.iter().fold(0, |seen, id| seen ^ self.ids.touch(tag(*id))));
+        }
+    }
+
     /// The place that an id names.
     fn place(&self, id: u64) -> Option<Place> {
         if !self.odd.is_empty()
@@ -169,6 +175,7 @@ impl State {
         }
         applied.changed += ids.len() - again.min(ids.len());
         applied.copies += again;
+        self.warm(ids);
         for (position, id) in (piece.start..).zip(ids) {
             let known = piece.known.iter().any(|(a, b)| (*a..*b).contains(&position));
             self.name(*id, Place::new(piece.run, position as usize), known);
@@ -264,6 +271,7 @@ impl State {
         let mut applied = Applied::default();
         let mut places = std::mem::take(&mut self.places);
         places.clear();
+        self.warm(ids);
         places.extend(ids.iter().map(|id| self.place(*id)));
         let mut rest = ids;
         let mut found = places.as_slice();

@@ -1,104 +1,167 @@
 //! A hash table of 64-bit entries that stays nearly full.
 //!
-//! Entries are `tag << 32 | place` in one array, sorted, with gaps: the home of an entry follows from its tag in
-//! order of tags, and an entry lies at its home or, without a gap between, after it. Sorted entries make growing
-//! one pass without probing, so that growing by an eighth is cheap and seven tenths and more of the slots are in
-//! use; deleting shifts back instead of leaving tombstones, so churn does not fill the table.
+//! An entry is a tag and a place of 32 bits each, in buckets of eight, one cache line's worth. The home bucket
+//! follows from the tag alone, so that growing needs nothing but the entries; what finds its bucket full goes to
+//! the next one. Deleting pulls such entries back instead of leaving tombstones, so churn does not fill the table.
+//!
+//! - I-TBL-1 in a bucket, entries come before unused slots;
+//! - I-TBL-2 all buckets from an entry's home to the one before its own are full.
 
-/// An unused slot. No place is `u32::MAX`.
-const EMPTY: u64 = u64::MAX;
-/// Slots of the smallest table.
-const SLOTS_MIN: usize = 4;
+/// Slots of a bucket.
+const WIDTH: usize = 8;
+const FULL: u8 = 8;
+
+/// The first of its slots are in use.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(align(64))]
+struct Bucket {
+    tags: [u32; WIDTH],
+    places: [u32; WIDTH],
+}
 
 /// Tags to places. Several entries may have one tag.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    slots: Vec<u64>,
-    len: u32,
-    /// Homes lie below this; the slots after it take what overflows.
-    homes: u32,
+    buckets: Vec<Bucket>,
+    /// Slots in use of each bucket; apart, because what was just written a word at a time is slow to read whole.
+    used: Vec<u8>,
+    len: usize,
 }
 
-const fn parts(entry: u64) -> (u32, u32) {
-    ((entry >> 32) as u32, entry as u32)
-}
-
-const fn entry(tag: u32, place: u32) -> u64 {
-    (tag as u64) << 32 | place as u64
+/// Bit for each of the first `used` tags that equals `tag`.
+fn hits(bucket: &Bucket, tag: u32, used: u8) -> u32 {
+    let mut bits = 0;
+    for (slot, t) in bucket.tags.iter().enumerate() {
+        bits |= u32::from(*t == tag) << slot;
+    }
+    bits & ((1 << used) - 1)
 }
 
 impl Table {
-    const fn home(&self, tag: u32) -> usize {
-        ((tag as u64 * self.homes as u64) >> 32) as usize
+    fn home(&self, tag: u32) -> usize {
+        ((u64::from(tag) * self.buckets.len() as u64) >> 32) as usize
     }
 
-    fn at(&self, slot: usize) -> u64 {
-        self.slots.get(slot).copied().unwrap_or(EMPTY)
+    fn after(&self, bucket: usize) -> usize {
+        if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
+    }
+
+    /// Buckets from `from` on to `to`.
+    fn distance(&self, from: usize, to: usize) -> usize {
+        if to >= from { to - from } else { to + self.buckets.len() - from }
+    }
+
+    fn used(&self, bucket: usize) -> u8 {
+        self.used.get(bucket).copied().unwrap_or(0)
     }
 
     pub(super) const fn len(&self) -> usize {
-        self.len as usize
+        self.len
     }
 
-    /// The first slot, from the tag's home on, whose entry is not below `least`.
-    fn seek(&self, tag: u32, least: u64) -> usize {
-        let home = self.home(tag);
-        let rest = self.slots.get(home..).unwrap_or(&[]);
-        home + rest.iter().position(|e| *e >= least).unwrap_or(rest.len())
+    /// A look at the bucket of a tag. Looks that do not wait for each other bring many buckets into the cache in
+    /// the time of one.
+    pub(super) fn touch(&self, tag: u32) -> u32 {
+        self.buckets.get(self.home(tag)).map_or(0, |b| b.tags[0])
+    }
+
+    #[inline]
+    fn seek(&self, tag: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<(usize, usize)> {
+        let mut at = self.home(tag);
+        for _ in 0..self.buckets.len() {
+            let bucket = self.buckets.get(at)?;
+            let used = self.used(at);
+            let mut hits = hits(bucket, tag, used);
+            while hits != 0 {
+                let slot = hits.trailing_zeros() as usize % WIDTH;
+                if wanted(bucket.places[slot]) {
+                    return Some((at, slot));
+                }
+                hits &= hits - 1;
+            }
+            if used < FULL {
+                return None;
+            }
+            at = self.after(at);
+        }
+        None
     }
 
     /// The place of the first entry with this tag that `wanted` takes.
-    pub(super) fn find(&self, tag: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<u32> {
-        let from = self.seek(tag, entry(tag, 0));
-        let rest = self.slots.get(from..).unwrap_or(&[]);
-        let same = rest.iter().map(|e| parts(*e)).take_while(|(t, p)| *t == tag && *p != u32::MAX);
-        same.map(|(_, place)| place).find(|p| wanted(*p))
+    #[inline]
+    pub(super) fn find(&self, tag: u32, wanted: impl FnMut(u32) -> bool) -> Option<u32> {
+        let (at, slot) = self.seek(tag, wanted)?;
+        self.buckets.get(at).and_then(|b| b.places.get(slot)).copied()
     }
 
     /// Adds an entry; equal ones are not looked for.
     pub(super) fn insert(&mut self, tag: u32, place: u32) {
-        if (u64::from(self.len) + 1) * 5 > u64::from(self.homes) * 4 {
-            self.resize(self.homes as usize + (self.homes as usize / 8).max(SLOTS_MIN));
+        if (self.len + 1) * 6 > self.buckets.len() * WIDTH * 5 {
+            self.resize(self.buckets.len() + self.buckets.len() / 4 + 1);
         }
-        let new = entry(tag, place);
-        loop {
-            let slot = self.seek(tag, new);
-            let rest = self.slots.get(slot..).unwrap_or(&[]);
-            if let Some(gap) = rest.iter().position(|e| *e == EMPTY) {
-                self.slots.copy_within(slot..slot + gap, slot + 1);
-                if let Some(s) = self.slots.get_mut(slot) {
-                    *s = new;
-                }
-                self.len += 1;
-                return;
-            }
-            self.resize(self.homes as usize + (self.homes as usize / 8).max(SLOTS_MIN));
+        self.put(tag, place);
+        self.len += 1;
+    }
+
+    fn put(&mut self, tag: u32, place: u32) {
+        let mut at = self.home(tag);
+        while self.used(at) == FULL {
+            at = self.after(at);
         }
+        self.push(at, tag, place);
+    }
+
+    fn push(&mut self, at: usize, tag: u32, place: u32) {
+        let (Some(bucket), Some(used)) = (self.buckets.get_mut(at), self.used.get_mut(at)) else { return };
+        let slot = usize::from(*used) % WIDTH;
+        bucket.tags[slot] = tag;
+        bucket.places[slot] = place;
+        *used += 1;
+    }
+
+    /// Takes an entry out and closes the gap; says whether the bucket was full.
+    fn cut(&mut self, at: usize, slot: usize) -> bool {
+        let (Some(bucket), Some(used)) = (self.buckets.get_mut(at), self.used.get_mut(at)) else { return false };
+        let full = *used == FULL;
+        *used = used.saturating_sub(1);
+        let (slot, last) = (slot % WIDTH, usize::from(*used) % WIDTH);
+        bucket.tags[slot] = bucket.tags[last];
+        bucket.places[slot] = bucket.places[last];
+        full
     }
 
     /// Takes out the entry with this tag and place; says whether it was there.
     pub(super) fn remove(&mut self, tag: u32, place: u32) -> bool {
-        let slot = self.seek(tag, entry(tag, place));
-        if self.at(slot) != entry(tag, place) {
-            return false;
-        }
-        let mut end = slot + 1;
-        loop {
-            let next = self.at(end);
-            if next == EMPTY || self.home(parts(next).0) == end {
-                break;
-            }
-            end += 1;
-        }
-        self.slots.copy_within(slot + 1..end, slot);
-        if let Some(s) = self.slots.get_mut(end - 1) {
-            *s = EMPTY;
+        let Some((at, slot)) = self.seek(tag, |p| p == place) else { return false };
+        if self.cut(at, slot) {
+            self.pull(at);
         }
         self.len -= 1;
-        if self.len * 2 < self.homes && self.slots.len() > 8 * SLOTS_MIN {
-            self.resize(self.len() * 3 / 2 + SLOTS_MIN);
+        if self.len * 2 < self.buckets.len() * WIDTH && self.buckets.len() > 2 {
+            self.resize((self.len * 3 / 2).div_ceil(WIDTH) + 1);
         }
         true
+    }
+
+    /// A bucket that was full is no longer: entries that had passed it by come back.
+    fn pull(&mut self, mut hole: usize) {
+        let mut at = self.after(hole);
+        while at != hole {
+            let Some(bucket) = self.buckets.get(at) else { return };
+            let used = self.used(at);
+            let far = self.distance(hole, at);
+            let passed = |tag: &u32| self.distance(self.home(*tag), at) >= far;
+            if let Some(slot) = bucket.tags.iter().take(usize::from(used)).position(passed) {
+                let (tag, place) = (bucket.tags[slot % WIDTH], bucket.places[slot % WIDTH]);
+                self.push(hole, tag, place);
+                self.cut(at, slot);
+                hole = at;
+            }
+            if used < FULL {
+                return;
+            }
+            at = self.after(at);
+        }
     }
 
     /// Takes out the entries with this place, whatever their tags: a look at every entry.
@@ -109,27 +172,20 @@ impl Table {
         }
     }
 
-    fn resize(&mut self, homes: usize) {
-        let old = std::mem::take(&mut self.slots);
-        self.homes = u32::try_from(homes).unwrap_or(u32::MAX);
-        let mut slots = Vec::with_capacity(homes + SLOTS_MIN + homes / 64);
-        for e in old.into_iter().filter(|e| *e != EMPTY) {
-            let home = self.home(parts(e).0);
-            if slots.len() < home {
-                slots.resize(home, EMPTY);
+    fn resize(&mut self, buckets: usize) {
+        let old = std::mem::replace(&mut self.buckets, vec![Bucket::default(); buckets]);
+        let used = std::mem::replace(&mut self.used, vec![0; buckets]);
+        for (bucket, used) in old.iter().zip(used) {
+            for (tag, place) in bucket.tags.iter().zip(bucket.places).take(usize::from(used)) {
+                self.put(*tag, place);
             }
-            slots.push(e);
         }
-        let least = homes + SLOTS_MIN + homes / 64;
-        if slots.len() < least {
-            slots.resize(least, EMPTY);
-        }
-        self.slots = slots;
     }
 
-    /// All entries as (tag, place), by tag.
+    /// All entries as (tag, place), in no meaningful order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.slots.iter().filter(|e| **e != EMPTY).map(|e| parts(*e))
+        let entries = |(b, used): (&Bucket, &u8)| b.tags.into_iter().zip(b.places).take(usize::from(*used));
+        self.buckets.iter().zip(&self.used).flat_map(entries)
     }
 }
 
@@ -148,7 +204,8 @@ mod tests {
             let mut table = Table::default();
             let mut oracle = BTreeSet::new();
             for (add, tag, place) in steps {
-                let tag = tag.wrapping_mul(0x0765_4321);
+                // Tags lie close, so that buckets overflow and wrap around.
+                let tag = u32::MAX - tag.wrapping_mul(0x0065_4321);
                 if add {
                     if oracle.insert((tag, place)) {
                         table.insert(tag, place);
@@ -169,11 +226,11 @@ mod tests {
         for n in 0..100_000u32 {
             table.insert(n.wrapping_mul(0x9e37_79b9), n);
         }
-        assert!(table.slots.len() < 143_000, "{}", table.slots.len());
+        assert!(table.buckets.len() * WIDTH < 142_000, "{}", table.buckets.len());
         for n in 0..99_000u32 {
             assert!(table.remove(n.wrapping_mul(0x9e37_79b9), n));
         }
-        assert!(table.slots.len() < 3_000, "{}", table.slots.len());
+        assert!(table.buckets.len() * WIDTH < 3_000, "{}", table.buckets.len());
         assert_eq!(table.find(99_500u32.wrapping_mul(0x9e37_79b9), |_| true), Some(99_500));
     }
 }
