@@ -30,6 +30,7 @@ pub(super) struct State {
     contents: Vec<u64>,
     pieces: Vec<Piece>,
     places: Vec<Option<Place>>,
+    going: Vec<(u64, Place)>,
 }
 
 /// The half of an id that its entry keeps, spread: engines may count instead of hashing.
@@ -50,6 +51,7 @@ impl State {
             contents: Vec::new(),
             pieces: Vec::new(),
             places: Vec::new(),
+            going: Vec::new(),
         }
     }
 
@@ -307,7 +309,8 @@ impl State {
         tier: u8,
         applied: &mut Applied,
     ) {
-        let mut going: Vec<(u64, Place)> = Vec::with_capacity(ids.len());
+        let mut going = std::mem::take(&mut self.going);
+        going.clear();
         for (id, place) in ids.iter().zip(places.iter().flatten()) {
             if !self.extra.is_empty()
                 && let Some(extra) = self.extra.get_mut(&(*place, tier))
@@ -320,9 +323,6 @@ impl State {
             } else {
                 going.push((*id, *place));
             }
-        }
-        if going.is_empty() {
-            return;
         }
         let mut blocks = going.iter();
         let positions = going.iter().map(|(_, place)| place.position());
@@ -337,6 +337,7 @@ impl State {
                 }
             }
         });
+        self.going = going;
     }
 
     pub(super) fn remaining(&mut self, shared: &Shared, id: u64, tier: u8, copies: u32) -> Applied {

@@ -2,10 +2,12 @@
 //!
 //! An entry is a tag and a place of 32 bits each, in buckets of eight, one cache line's worth. The home bucket
 //! follows from the tag alone, so that growing needs nothing but the entries; what finds its bucket full goes to
-//! the next one. Deleting pulls such entries back instead of leaving tombstones, so churn does not fill the table.
+//! the next one. Each bucket counts the entries that passed it by, so that a search knows where to stop and
+//! deleting leaves no tombstones behind: churn does not fill the table.
 //!
 //! - I-TBL-1 in a bucket, entries come before unused slots;
-//! - I-TBL-2 all buckets from an entry's home to the one before its own are full.
+//! - I-TBL-2 a bucket's count is that of the entries whose home is that bucket or one before it and that lie
+//!   behind it (255 = perhaps more: such a bucket is always passed).
 
 /// Slots of a bucket.
 const WIDTH: usize = 8;
@@ -19,12 +21,20 @@ struct Bucket {
     places: [u32; WIDTH],
 }
 
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    /// Slots in use.
+    used: u8,
+    /// Entries that passed by.
+    passed: u8,
+}
+
 /// Tags to places. Several entries may have one tag.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     buckets: Vec<Bucket>,
-    /// Slots in use of each bucket; apart, because what was just written a word at a time is slow to read whole.
-    used: Vec<u8>,
+    /// Of each bucket; apart, because what was just written a word at a time is slow to read whole.
+    counts: Vec<Counts>,
     len: usize,
 }
 
@@ -46,13 +56,8 @@ impl Table {
         if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
-    /// Buckets from `from` on to `to`.
-    fn distance(&self, from: usize, to: usize) -> usize {
-        if to >= from { to - from } else { to + self.buckets.len() - from }
-    }
-
-    fn used(&self, bucket: usize) -> u8 {
-        self.used.get(bucket).copied().unwrap_or(0)
+    fn counts(&self, bucket: usize) -> Counts {
+        self.counts.get(bucket).copied().unwrap_or_default()
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -70,7 +75,7 @@ impl Table {
         let mut at = self.home(tag);
         for _ in 0..self.buckets.len() {
             let bucket = self.buckets.get(at)?;
-            let used = self.used(at);
+            let Counts { used, passed } = self.counts(at);
             let mut hits = hits(bucket, tag, used);
             while hits != 0 {
                 let slot = hits.trailing_zeros() as usize % WIDTH;
@@ -79,7 +84,7 @@ impl Table {
                 }
                 hits &= hits - 1;
             }
-            if used < FULL {
+            if passed == 0 {
                 return None;
             }
             at = self.after(at);
@@ -105,63 +110,42 @@ impl Table {
 
     fn put(&mut self, tag: u32, place: u32) {
         let mut at = self.home(tag);
-        while self.used(at) == FULL {
+        while let Some(counts) = self.counts.get_mut(at) {
+            if counts.used < FULL {
+                let slot = usize::from(counts.used) % WIDTH;
+                counts.used += 1;
+                if let Some(bucket) = self.buckets.get_mut(at) {
+                    bucket.tags[slot] = tag;
+                    bucket.places[slot] = place;
+                }
+                return;
+            }
+            counts.passed = counts.passed.saturating_add(1);
             at = self.after(at);
         }
-        self.push(at, tag, place);
-    }
-
-    fn push(&mut self, at: usize, tag: u32, place: u32) {
-        let (Some(bucket), Some(used)) = (self.buckets.get_mut(at), self.used.get_mut(at)) else { return };
-        let slot = usize::from(*used) % WIDTH;
-        bucket.tags[slot] = tag;
-        bucket.places[slot] = place;
-        *used += 1;
-    }
-
-    /// Takes an entry out and closes the gap; says whether the bucket was full.
-    fn cut(&mut self, at: usize, slot: usize) -> bool {
-        let (Some(bucket), Some(used)) = (self.buckets.get_mut(at), self.used.get_mut(at)) else { return false };
-        let full = *used == FULL;
-        *used = used.saturating_sub(1);
-        let (slot, last) = (slot % WIDTH, usize::from(*used) % WIDTH);
-        bucket.tags[slot] = bucket.tags[last];
-        bucket.places[slot] = bucket.places[last];
-        full
     }
 
     /// Takes out the entry with this tag and place; says whether it was there.
     pub(super) fn remove(&mut self, tag: u32, place: u32) -> bool {
         let Some((at, slot)) = self.seek(tag, |p| p == place) else { return false };
-        if self.cut(at, slot) {
-            self.pull(at);
+        if let (Some(bucket), Some(counts)) = (self.buckets.get_mut(at), self.counts.get_mut(at)) {
+            counts.used = counts.used.saturating_sub(1);
+            let (slot, last) = (slot % WIDTH, usize::from(counts.used) % WIDTH);
+            bucket.tags[slot] = bucket.tags[last];
+            bucket.places[slot] = bucket.places[last];
+        }
+        let mut passed = self.home(tag);
+        while passed != at {
+            if let Some(counts) = self.counts.get_mut(passed).filter(|c| c.passed < u8::MAX) {
+                counts.passed = counts.passed.saturating_sub(1);
+            }
+            passed = self.after(passed);
         }
         self.len -= 1;
         if self.len * 2 < self.buckets.len() * WIDTH && self.buckets.len() > 2 {
             self.resize((self.len * 3 / 2).div_ceil(WIDTH) + 1);
         }
         true
-    }
-
-    /// A bucket that was full is no longer: entries that had passed it by come back.
-    fn pull(&mut self, mut hole: usize) {
-        let mut at = self.after(hole);
-        while at != hole {
-            let Some(bucket) = self.buckets.get(at) else { return };
-            let used = self.used(at);
-            let far = self.distance(hole, at);
-            let passed = |tag: &u32| self.distance(self.home(*tag), at) >= far;
-            if let Some(slot) = bucket.tags.iter().take(usize::from(used)).position(passed) {
-                let (tag, place) = (bucket.tags[slot % WIDTH], bucket.places[slot % WIDTH]);
-                self.push(hole, tag, place);
-                self.cut(at, slot);
-                hole = at;
-            }
-            if used < FULL {
-                return;
-            }
-            at = self.after(at);
-        }
     }
 
     /// Takes out the entries with this place, whatever their tags: a look at every entry.
@@ -174,9 +158,9 @@ impl Table {
 
     fn resize(&mut self, buckets: usize) {
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::default(); buckets]);
-        let used = std::mem::replace(&mut self.used, vec![0; buckets]);
-        for (bucket, used) in old.iter().zip(used) {
-            for (tag, place) in bucket.tags.iter().zip(bucket.places).take(usize::from(used)) {
+        let counts = std::mem::replace(&mut self.counts, vec![Counts::default(); buckets]);
+        for (bucket, counts) in old.iter().zip(counts) {
+            for (tag, place) in bucket.tags.iter().zip(bucket.places).take(usize::from(counts.used)) {
                 self.put(*tag, place);
             }
         }
@@ -184,8 +168,9 @@ impl Table {
 
     /// All entries as (tag, place), in no meaningful order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let entries = |(b, used): (&Bucket, &u8)| b.tags.into_iter().zip(b.places).take(usize::from(*used));
-        self.buckets.iter().zip(&self.used).flat_map(entries)
+        let entries =
+            |(b, counts): (&Bucket, &Counts)| b.tags.into_iter().zip(b.places).take(usize::from(counts.used));
+        self.buckets.iter().zip(&self.counts).flat_map(entries)
     }
 }
 
