@@ -185,7 +185,7 @@ enum Carrier {
     /// HTTP/1.1.
     Pool(Pool),
     /// Where HTTP/2 may be spoken.
-    Either(Client<Connector, Body>),
+    Either(Box<Client<Connector, Body>>),
 }
 
 /// The client for all engines. Clones share the pool.
@@ -231,7 +231,7 @@ impl HttpClient {
             .http2_only(config.http2_prior_knowledge)
             .retry_canceled_requests(true)
             .build(connector);
-        Self { carrier: Carrier::Either(client), names }
+        Self { carrier: Carrier::Either(Box::new(client)), names }
     }
 
     /// Sends a call and waits for the head of its answer. `request` has an absolute URL.
