@@ -26,6 +26,10 @@ use tandem_types::{
 
 /// Something that happened outside.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "inputs are handed in one at a time and never stored by the scheduler"
+)]
 pub enum Input {
     /// An engine is configured but was never ready, so its models are unknown: until it reports (or for the
     /// configured grace), a turn for a model that nobody else serves waits instead of being refused. Name its

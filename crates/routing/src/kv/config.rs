@@ -25,8 +25,13 @@ pub struct KvConfig {
     pub left_behind: f64,
     /// Weight of the share of programs' tokens that a worker has beyond the fleet's mean.
     pub crowding: f64,
-    /// Tokens that any worker but a program's home costs more, whatever is cached.
-    pub home_tokens: f64,
+    /// What any worker but a program's home costs more, in parts of the prompt, whatever is cached.
+    pub stay: f64,
+    /// How much more so in a fleet that loses KV: `stay` grows by this times the part of their KV, beyond a fifth,
+    /// that programs lately found lost at home, and the load that a first turn sees shrinks to 1 / (1 + the same). Queues there are
+    /// long from computing it all anew and short where programs still find their KV: moves and newcomers that
+    /// follow the queues make those workers lose it too.
+    pub lost: f64,
     /// Tokens that any worker but the parent's costs a new child more.
     pub parent_tokens: f64,
     /// 0 = the cheapest worker; above, workers are drawn, cheap ones more often (1 = a spread where the dearest is
@@ -45,7 +50,8 @@ impl Default for KvConfig {
             decode: 512.0,
             left_behind: 1.0,
             crowding: 1.0,
-            home_tokens: 1024.0,
+            stay: 0.1,
+            lost: 1000.0,
             parent_tokens: 1024.0,
             temperature: 0.0,
         }
@@ -92,7 +98,8 @@ impl KvConfig {
             ("decode", self.decode),
             ("left_behind", self.left_behind),
             ("crowding", self.crowding),
-            ("home_tokens", self.home_tokens),
+            ("stay", self.stay),
+            ("lost", self.lost),
             ("parent_tokens", self.parent_tokens),
             ("temperature", self.temperature),
         ] {

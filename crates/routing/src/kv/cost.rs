@@ -10,7 +10,8 @@
 //! - `left_behind`: what home holds of the prompt in its own tiers and this worker does not.
 //! - `crowding`: the program's size times the worker's share of the fleet's programs beyond the mean, as it would
 //!   be with the program there. Shares are by KV capacity where workers tell it.
-//! - `affinity`: fixed amounts for not being home, or not the parent's worker.
+//! - `affinity`: a part of the prompt for not being home, much more in a fleet that loses KV; a fixed amount for not
+//!   being the parent's worker.
 //! - `labels`: preferred labels that are missing, in parts of the prompt.
 
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,14 @@ fn assumed(turn: &RouteTurn<'_>, worker: WorkerId) -> u64 {
     turn.program_tokens.filter(|_| at_home).unwrap_or(0).min(prompt_tokens(turn))
 }
 
+/// Tokens of the prompt in a worker's own tiers, and those that whole blocks of it could hold; `None` where the
+/// index cannot tell.
+pub(super) fn found_at(turn: &RouteTurn<'_>, worker: WorkerId) -> Option<(u64, u64)> {
+    let (found, held) = known(turn, worker)?;
+    let block = u64::from(found.block_size);
+    Some((u64::from(held.disk) * block, u64::from(found.blocks) * block))
+}
+
 /// The costs of one turn.
 #[derive(Debug)]
 pub(super) struct Costs<'a> {
@@ -113,6 +122,10 @@ pub(super) struct Costs<'a> {
     /// Credit of home's own tiers, in tokens, when home is a candidate.
     home_credit: Option<f64>,
     crowd: Option<Crowd>,
+    /// What load counts for: less for a program's first turn.
+    load: f64,
+    /// What any worker but home costs more.
+    stay: f64,
 }
 
 /// How the fleet's programs lie.
@@ -129,12 +142,29 @@ struct Crowd {
 }
 
 impl<'a> Costs<'a> {
-    pub(super) fn new(weights: &'a Weights<'a>, turn: &'a RouteTurn<'a>, candidates: &[Candidate]) -> Self {
+    pub(super) fn new(
+        weights: &'a Weights<'a>,
+        turn: &'a RouteTurn<'a>,
+        candidates: &[Candidate],
+        loss: f64,
+    ) -> Self {
         let home = turn.home.filter(|&home| candidates.iter().any(|c| c.worker == home));
-        let mut costs =
-            Self { weights, turn, prompt: float(prompt_tokens(turn)), home_credit: None, crowd: None };
+        let mut costs = Self {
+            weights,
+            turn,
+            prompt: float(prompt_tokens(turn)),
+            home_credit: None,
+            crowd: None,
+            load: 1.0,
+            stay: 0.0,
+        };
+        let lost = weights.fleet.lost * loss;
+        costs.stay = costs.prompt * (weights.fleet.stay + lost);
         costs.home_credit = home.map(|home| costs.credits(home, &mut CostTerms::default()).0);
         costs.crowd = crowd(turn, home, candidates);
+        if costs.crowd.is_some() && turn.home.is_none() {
+            costs.load = 1.0 / (1.0 + lost);
+        }
         costs
     }
 
@@ -144,8 +174,8 @@ impl<'a> Costs<'a> {
         let mut terms = CostTerms::default();
         let (own, shared) = self.credits(worker, &mut terms);
         terms.prefill = whole(prompt - own - shared);
-        terms.queued = whole(weights.queued * float(candidate.queued_prefill));
-        terms.decode = whole(weights.decode * float(candidate.load));
+        terms.queued = whole(self.load * weights.queued * float(candidate.queued_prefill));
+        terms.decode = whole(self.load * weights.decode * float(candidate.load));
         let at_home = turn.home == Some(worker);
         if !at_home && let Some(at_home) = self.home_credit {
             terms.left_behind = whole(weights.fleet.left_behind * (at_home - own));
@@ -153,7 +183,7 @@ impl<'a> Costs<'a> {
         let excess = self.crowd.map_or(0.0, |crowd| crowd.excess(candidate, at_home));
         terms.crowding = whole(weights.fleet.crowding * excess);
         terms.affinity = whole(match (turn.home, turn.parent_home) {
-            (Some(home), _) if home != worker => weights.fleet.home_tokens,
+            (Some(home), _) if home != worker => self.stay,
             (None, Some(parent)) if parent != worker => weights.fleet.parent_tokens,
             (Some(_) | None, _) => 0.0,
         });
@@ -195,7 +225,7 @@ impl<'a> Costs<'a> {
         let Some(wishes) = self.turn.wishes.filter(|wishes| !wishes.prefer.is_empty()) else { return 0.0 };
         let labels = fleet.labels(worker);
         let missing = wishes.prefer.iter().filter(|wish| wish.weight.is_finite()).map(|wish| {
-            let carried = labels.iter().any(|label| *label == wish.label);
+            let carried = labels.contains(&wish.label);
             if carried == (wish.weight > 0.0) { 0.0 } else { wish.weight.abs() }
         });
         missing.sum::<f64>().min(WEIGHT_MAX)

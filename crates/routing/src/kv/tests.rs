@@ -80,18 +80,18 @@ fn every_term_of_the_formula_is_in_its_place() {
         prefill: 700,
         decode: 512,
         left_behind: 500,
-        affinity: 1024,
+        affinity: 100,
         ..CostTerms::default()
     };
     assert_eq!(choice.terms, [other, home]);
-    assert_eq!(choice.scores, [(worker(1), 2736.0), (worker(0), 4486.0)]);
+    assert_eq!(choice.scores, [(worker(1), 1812.0), (worker(0), 4486.0)]);
     assert_eq!((choice.reason, choice.compared), (Reason::CheaperThanHome, 2));
 }
 
 /// I-KV-3.
 #[test]
 fn a_session_waits_for_twice_the_prefill_that_a_move_would_cost_it() {
-    // 100 blocks at home, none elsewhere: a move costs 10,000 of prefill, 10,000 left behind and the fixed amount.
+    // 100 blocks at home, none elsewhere: a move costs 10,000 of prefill, 10,000 left behind and a tenth for not being home.
     let found = PrefixMatch { blocks: 100, ..ten_blocks(&[held(0, 100, 100, 100)]) };
     let turn = RouteTurn {
         home: Some(worker(0)),
@@ -104,7 +104,7 @@ fn a_session_waits_for_twice_the_prefill_that_a_move_would_cost_it() {
         home.queued_prefill = tokens;
         choose(&turn, &Workers::of(vec![home, candidate(1, 0)])).reason
     };
-    assert_eq!(with_queue(21_000), Reason::Affinity);
+    assert_eq!(with_queue(20_900), Reason::Affinity);
     assert_eq!(with_queue(21_100), Reason::CheaperThanHome);
 }
 
@@ -153,7 +153,7 @@ fn without_a_match_home_is_taken_to_hold_what_the_program_had_there() {
     assert_eq!((choice.worker, choice.reason), (worker(1), Reason::Affinity));
     assert_eq!(terms_of(&choice, 1).assumed_tokens, 4000);
     assert_eq!([0, 1].map(|id| expected_prefill(&turn, worker(id))), [5000, 1000]);
-    // A valve: 4000 + 4000 + 1024 + crowding against 512 for each request more.
+    // A valve: 4000 of prefill, 4000 left behind and 500 against 512 for each request more.
     let choice = choose(&turn, &Workers::new(&[(0, 0), (1, 40)]));
     assert_eq!(choice.reason, Reason::CheaperThanHome);
     // The index knows one worker and is blind at the other: only the blind one is taken on trust.
@@ -164,6 +164,28 @@ fn without_a_match_home_is_taken_to_hold_what_the_program_had_there() {
     // Without a program: the least load.
     let choice = choose(&RouteTurn::default(), &Workers::new(&[(0, 2), (1, 1), (2, 5)]));
     assert_eq!((choice.worker, choice.reason), (worker(1), Reason::LowestCost));
+}
+
+/// I-KV-7.
+#[test]
+fn where_programs_find_their_kv_lost_nobody_follows_the_queues() {
+    let mut policy = Kv::new(KvConfig::default());
+    let mut rng = Rng::new(1);
+    let mut home = candidate(0, 0);
+    home.queued_prefill = 50_000;
+    let fleet = Workers::of(vec![home, candidate(1, 0)]);
+    let found = ten_blocks(&[]);
+    let turn = RouteTurn {
+        home: Some(worker(0)),
+        input_tokens: 1000,
+        program_tokens: Some(1000),
+        prefix: Some(&found),
+        ..RouteTurn::default()
+    };
+    let mut reasons = (0..40).map(|_| policy.choose(&turn, &fleet, &mut rng).expect("not empty").reason);
+    assert_eq!(reasons.next(), Some(Reason::CheaperThanHome));
+    // All is lost each time: 0.2 is passed after fifteen turns, 1 - (63/64)^15 = 0.21, and 50 prompts soon after.
+    assert_eq!(reasons.last(), Some(Reason::Affinity));
 }
 
 /// I-KV-2.

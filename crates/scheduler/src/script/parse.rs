@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
-use serde::de::value::{Error as ValueError, MapDeserializer, StrDeserializer};
+use serde::de::value::{Error as ValueError, StrDeserializer};
 use tandem_types::{
     AgentId, EngineId, EngineKind, GroupId, LabelWish, LoadReport, MatchSource, PrefixMatch, ProgramKey,
     RequestClass, RetryKey, RouteWishes, SessionId, TenantId, Time, TurnId, Usage, WeightOverrides, WorkerId,
@@ -177,13 +177,25 @@ fn wishes(words: &mut Words<'_>) -> Result<RouteWishes, String> {
         items.map(|text| one(text).ok_or_else(|| format!("{text:?} is not a weight such as a:0.5"))).collect()
     };
     let prefer = weighted(words.take("prefer"))?;
-    let weights = weighted(words.take("weights"))?;
-    let weights = MapDeserializer::<_, ValueError>::new(weights.into_iter());
+    let mut weights = WeightOverrides::none();
+    for (name, weight) in weighted(words.take("weights"))? {
+        let place = match name.as_str() {
+            "device" => &mut weights.device,
+            "host" => &mut weights.host,
+            "disk" => &mut weights.disk,
+            "shared" => &mut weights.shared,
+            "queued" => &mut weights.queued,
+            "decode" => &mut weights.decode,
+            "temperature" => &mut weights.temperature,
+            _ => return Err(format!("no weight named {name:?}")),
+        };
+        *place = Some(weight);
+    }
     Ok(RouteWishes {
         require: list(words.take("require")),
         tolerate: list(words.take("tolerate")),
         prefer: prefer.into_iter().map(|(label, weight)| LabelWish { label, weight }).collect(),
-        weights: WeightOverrides::deserialize(weights).map_err(|error| error.to_string())?,
+        weights,
     })
 }
 

@@ -5,5 +5,6 @@
 mod chaos;
 mod limits;
 mod replay;
+mod routing_load;
 mod scenarios;
 mod support;
