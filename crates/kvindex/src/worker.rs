@@ -28,18 +28,19 @@
 
 mod matching;
 mod orphans;
+mod roster;
+mod routed;
 mod runs;
 mod span;
 mod state;
 mod table;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-
 use tandem_types::{Tier, WorkerId};
 
 pub use matching::{Matches, WorkerMatch};
+pub use routed::{Keep, Route, RoutedIndex};
 
+use roster::Roster;
 use runs::Forest;
 use state::{Shared, State};
 
@@ -112,26 +113,12 @@ pub struct Stats {
     pub orphans: usize,
 }
 
-/// One worker's place in the index.
-#[derive(Debug)]
-struct Slot {
-    number: u32,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct Roster {
-    slots: BTreeMap<WorkerId, Arc<Slot>>,
-    names: Vec<WorkerId>,
-    free: Vec<u32>,
-}
-
 /// What each worker holds. All methods take `&self`; events of one worker must come one after the other,
 /// everything else may come from any thread at any time.
 #[derive(Debug)]
 pub struct WorkerIndex {
     shared: Shared,
-    roster: RwLock<Roster>,
+    roster: Roster<State>,
 }
 
 const fn tier_number(tier: Tier) -> Option<u8> {
@@ -153,7 +140,7 @@ impl WorkerIndex {
     /// An empty index.
     #[must_use]
     pub fn new(config: WorkerIndexConfig) -> Self {
-        Self { shared: Shared { forest: Forest::new(), config }, roster: RwLock::default() }
+        Self { shared: Shared { forest: Forest::new(), config }, roster: Roster::new() }
     }
 
     /// Blocks became resident.
@@ -163,21 +150,23 @@ impl WorkerIndex {
         if !event.locals.is_empty() && event.locals.len() != event.ids.len() {
             return refused;
         }
-        self.with(worker, |state| state.stored(&self.shared, event, tier)).unwrap_or(refused)
+        self.roster.with(worker, |state| state.stored(&self.shared, event, tier)).unwrap_or(refused)
     }
 
     /// One copy of each of these blocks left a tier.
     pub fn removed(&self, worker: WorkerId, tier: Tier, ids: &[u64]) -> Applied {
         let unknown = Applied { unknown: ids.len(), ..Applied::default() };
         let Some(tier) = tier_number(tier) else { return unknown };
-        self.with_known(worker, |state| state.removed(&self.shared, ids, tier)).unwrap_or(unknown)
+        self.roster.with_known(worker, |state| state.removed(&self.shared, ids, tier)).unwrap_or(unknown)
     }
 
     /// A copy of a block left a tier and the engine says how many copies remain there.
     pub fn remaining(&self, worker: WorkerId, tier: Tier, id: u64, copies: u32) -> Applied {
         let unknown = Applied { unknown: 1, ..Applied::default() };
         let Some(tier) = tier_number(tier) else { return unknown };
-        self.with_known(worker, |state| state.remaining(&self.shared, id, tier, copies)).unwrap_or(unknown)
+        self.roster
+            .with_known(worker, |state| state.remaining(&self.shared, id, tier, copies))
+            .unwrap_or(unknown)
     }
 
     /// A worker dropped all of a tier (`None` = of every tier).
@@ -189,94 +178,30 @@ impl WorkerIndex {
                 None => return,
             },
         };
-        self.with_known(worker, |state| state.clear(&self.shared, number));
+        self.roster.with_known(worker, |state| state.clear(&self.shared, number));
     }
 
     /// A worker is gone, with all that it held.
     pub fn remove_worker(&self, worker: WorkerId) {
-        let Some(slot) = self.slot(worker) else { return };
-        {
-            let mut state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
-            if state.gone {
-                return;
-            }
-            state.clear(&self.shared, None);
-            state.gone = true;
-            let mut roster = self.roster.write().unwrap_or_else(PoisonError::into_inner);
-            roster.slots.remove(&worker);
-            roster.free.push(slot.number);
-        }
+        self.roster.remove(worker, |state| state.clear(&self.shared, None));
     }
 
     /// How much of a prompt each worker holds. `chain` = content hashes of its whole blocks, from the first.
     pub fn find(&self, chain: &[u64], out: &mut Matches) {
-        let roster = self.roster.read().unwrap_or_else(PoisonError::into_inner);
-        out.walk(&self.shared.forest, chain);
-        let Matches { workers, found, .. } = out;
-        workers.extend(found.iter().filter_map(|f| {
-            let [device, host, disk] = f.depths;
-            let worker = roster.names.get(f.worker as usize).copied()?;
-            Some(WorkerMatch { worker, device, host, disk })
-        }));
+        let names = self.roster.names();
+        out.walk(&self.shared.forest, chain, |number| names.get(number));
     }
 
     /// Sizes, counted now: for metrics, not for the hot path.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let (runs, blocks) = self.shared.forest.size();
-        let roster = self.roster.read().unwrap_or_else(PoisonError::into_inner);
-        let slots: Vec<Arc<Slot>> = roster.slots.values().cloned().collect();
-        drop(roster);
-        let mut stats = Stats { workers: slots.len(), runs, blocks, ..Stats::default() };
-        for slot in slots {
-            let state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stats = Stats { runs, blocks, ..Stats::default() };
+        self.roster.each(|state| {
+            stats.workers += 1;
             stats.held += state.held();
             stats.orphans += state.orphans();
-        }
+        });
         stats
-    }
-
-    fn slot(&self, worker: WorkerId) -> Option<Arc<Slot>> {
-        self.roster.read().unwrap_or_else(PoisonError::into_inner).slots.get(&worker).cloned()
-    }
-
-    /// Runs `f` on a worker's state, if the worker is known.
-    fn with_known<T>(&self, worker: WorkerId, f: impl FnOnce(&mut State) -> T) -> Option<T> {
-        let slot = self.slot(worker)?;
-        let mut state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
-        (!state.gone).then(|| f(&mut state))
-    }
-
-    /// Runs `f` on a worker's state, making the worker known. `None` = there are too many workers.
-    fn with<T>(&self, worker: WorkerId, f: impl FnOnce(&mut State) -> T) -> Option<T> {
-        loop {
-            let slot = match self.slot(worker) {
-                Some(slot) => slot,
-                None => self.register(worker)?,
-            };
-            let mut state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
-            // A worker that was removed in between is registered afresh.
-            if !state.gone {
-                return Some(f(&mut state));
-            }
-        }
-    }
-
-    fn register(&self, worker: WorkerId) -> Option<Arc<Slot>> {
-        let mut roster = self.roster.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = roster.slots.get(&worker) {
-            return Some(slot.clone());
-        }
-        let number = match roster.free.pop() {
-            Some(number) => number,
-            None => u32::try_from(roster.names.len()).ok().filter(|n| *n < span::WORKER_END)?,
-        };
-        match roster.names.get_mut(number as usize) {
-            Some(name) => *name = worker,
-            None => roster.names.push(worker),
-        }
-        let slot = Arc::new(Slot { number, state: Mutex::new(State::new(number)) });
-        roster.slots.insert(worker, slot.clone());
-        Some(slot)
     }
 }

@@ -22,8 +22,8 @@ pub struct WorkerMatch {
 /// The answer to a prompt; kept between calls, it saves their allocations.
 #[derive(Debug, Default)]
 pub struct Matches {
-    pub(super) workers: Vec<WorkerMatch>,
-    pub(super) found: Vec<Found>,
+    workers: Vec<WorkerMatch>,
+    found: Vec<Found>,
     live: Vec<u32>,
 }
 
@@ -32,6 +32,21 @@ impl Matches {
     #[must_use]
     pub fn workers(&self) -> &[WorkerMatch] {
         &self.workers
+    }
+
+    /// Raises each figure to that of `other`, for the same prompt: what is known and what is believed together.
+    pub fn raise(&mut self, other: &Self) {
+        self.workers.extend_from_slice(&other.workers);
+        self.workers.sort_unstable();
+        self.workers.dedup_by(|next, kept| {
+            let same = next.worker == kept.worker;
+            if same {
+                kept.device = kept.device.max(next.device);
+                kept.host = kept.host.max(next.host);
+                kept.disk = kept.disk.max(next.disk);
+            }
+            same
+        });
     }
 
     /// The match of one worker; `None` = it holds nothing of the prompt.
@@ -43,14 +58,23 @@ impl Matches {
 
 /// A worker's depths at the three levels.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Found {
-    pub(super) worker: u32,
-    pub(super) depths: [u32; 3],
+struct Found {
+    worker: u32,
+    depths: [u32; 3],
 }
 
 impl Matches {
-    pub(super) fn walk(&mut self, forest: &Forest, chain: &[u64]) {
+    /// Fills in the answer. `name` tells a worker by its number.
+    pub(super) fn walk(&mut self, forest: &Forest, chain: &[u64], name: impl Fn(u32) -> Option<WorkerId>) {
+        self.descend(forest, chain);
         self.workers.clear();
+        self.workers.extend(self.found.iter().filter_map(|f| {
+            let [device, host, disk] = f.depths;
+            Some(WorkerMatch { worker: name(f.worker)?, device, host, disk })
+        }));
+    }
+
+    fn descend(&mut self, forest: &Forest, chain: &[u64]) {
         self.found.clear();
         self.live.clear();
         let mut rest = chain;

@@ -471,6 +471,22 @@ impl Forest {
         self.release(freed.unwrap_or(NO_PLACE));
     }
 
+    /// The runs that a prompt leads through, with the blocks of each that it has.
+    pub(super) fn path(&self, mut chain: &[u64]) -> Vec<(RunNo, u32)> {
+        let mut path = Vec::new();
+        while let Some(&next) = chain.first() {
+            let Some(shard) = self.read_for(next) else { break };
+            let Some(no) = shard.head(next) else { break };
+            let common = shard.run(no).map_or(0, |run| run.matching(chain));
+            if common == 0 {
+                break;
+            }
+            path.push((no, short(common)));
+            chain = chain.get(common..).unwrap_or(&[]);
+        }
+        path
+    }
+
     /// Runs in use and blocks in them, held or not.
     pub(super) fn size(&self) -> (usize, usize) {
         let mut size = (0, 0);

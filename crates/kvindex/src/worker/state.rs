@@ -19,7 +19,6 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct State {
     number: u32,
-    pub(super) gone: bool,
     /// Half of the mixed id of each block that the worker holds, to its place.
     ids: Table,
     /// Copies beyond the first, by place and tier.
@@ -39,11 +38,10 @@ const fn tag(id: u64) -> u32 {
     ((x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
 }
 
-impl State {
-    pub(super) fn new(number: u32) -> Self {
+impl From<u32> for State {
+    fn from(number: u32) -> Self {
         Self {
             number,
-            gone: false,
             ids: Table::default(),
             extra: BTreeMap::new(),
             odd: BTreeMap::new(),
@@ -54,7 +52,9 @@ impl State {
             going: Vec::new(),
         }
     }
+}
 
+impl State {
     pub(super) fn orphans(&self) -> usize {
         self.orphans.len()
     }
