@@ -5,15 +5,15 @@
 //! - Inputs: token ids, and what else goes into a block (adapter, salt, media). Outputs: a *local* hash of one
 //!   block by itself, and a *content* hash of a block with all that goes before it.
 //! - Invariants:
-//!   - I-CHN-1 local hash = XXH3-64 over the token ids as little-endian `u32`, then over each extra key's
+//!   - local hash = XXH3-64 over the token ids as little-endian `u32`, then over each extra key's
 //!     length and bytes, seeded by the namespace;
-//!   - I-CHN-2 a content hash of a first block is its local hash; of any other XXH3-64, seed 1337, over the
+//!   - a content hash of a first block is its local hash; of any other XXH3-64, seed 1337, over the
 //!     16 bytes `[content hash of the block before, local hash]`, little-endian;
-//!   - I-CHN-3 the namespace without adapter and salt has seed 1337: its hashes are those of a request
+//!   - the namespace without adapter and salt has seed 1337: its hashes are those of a request
 //!     trace's `input_sequence_hashes`, but for a partial last block;
-//!   - I-CHN-4 chains of two namespaces share no content hash, but for collisions of 64 bits.
+//!   - chains of two namespaces share no content hash, but for collisions of 64 bits.
 //! - Deliberately absent: partial blocks, the engines' own hashes.
-//! - Sources: dynamo-kv-router 1.6.1 for I-CHN-2, I-CHN-3 and the seeds of adapters and salts.
+//! - Sources: dynamo-kv-router 1.6.1 for content hashes, the seed 1337 and the seeds of adapters and salts.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 

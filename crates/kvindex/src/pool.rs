@@ -22,7 +22,7 @@
 //!     the listing nor an event mentioned goes. So once the events under way have arrived, the index equals
 //!     the store, as long as the store changed nothing silently after the listing began; what it did change
 //!     silently, the next listing finds;
-//!   - I-POOL-6 work per call is bounded: one object, one layout, or the given number of pages
+//!   - work per call is bounded: one object, one layout, or the given number of pages
 //!     ([`PoolIndex::step`]); a lock is held for [`SWEEP_LOCK_MAX`] pages at most, and a resize moves one of
 //!     256 parts;
 //!   - I-POOL-7 memory is bounded by [`PoolLimits`]; what is beyond is refused, counted, and asked for again

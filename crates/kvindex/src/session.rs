@@ -29,7 +29,7 @@
 //!   - I-SES-6 what we were told wins over what engines echo: an echo may only lengthen a told branch, so that
 //!     late events of an answer that the harness rewrote do not bring it back, and neither does one of a
 //!     session that has ended;
-//!   - I-SES-7 work is proportional to the blocks that join or leave a session or a worker, in units of one
+//!   - work is proportional to the blocks that join or leave a session or a worker, in units of one
 //!     run. Only a branch that moves sideways walks its session's paths (at most
 //!     [`BRANCHES_MAX`] x path / [`RUN_BLOCKS`] runs), and a told chain whose end is known is recognised by
 //!     that alone. Clearing or dropping a worker is one step; stale counts go when next touched;

@@ -13,9 +13,10 @@
 //!   - I-WIX-4 a block whose parent is unknown is no match until the parent is known;
 //!   - I-WIX-5 a match sees, block by block, a state between two operations: of an event of several blocks it
 //!     may see a leading part; a block that stays resident all along is never missed;
-//!   - I-WIX-6 matches and events of other workers wait for a lock of one shard at most, which is held for one
+//!   - matches and events of other workers wait for a lock of one shard at most, which is held for one
 //!     run of at most 256 blocks; only a new or a departing worker excludes matches;
-//!   - I-WIX-7 memory follows what is resident: freed places are used again and tables shrink.
+//!   - I-WIX-7 memory follows what is resident: what nobody holds leaves the forest, and tables shrink;
+//!   - freed places are used again.
 //! - Memory: 8 bytes for each distinct block, however many workers hold it; 9.5 for its id on each worker that
 //!   holds it; 8 for each unbroken stretch that a worker holds of a run; about 80 for each run. Ids are each
 //!   worker's own, so engines that share them save nothing and engines that do not cost nothing.

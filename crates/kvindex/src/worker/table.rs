@@ -184,6 +184,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
+        /// I-TBL-1, I-TBL-2.
         #[test]
         fn behaves_as_a_set_of_pairs(steps in prop::collection::vec((any::<bool>(), 0u32..40, 0u32..6), 1..600)) {
             let mut table = Table::default();
@@ -205,6 +206,7 @@ mod tests {
         }
     }
 
+    /// I-WIX-7.
     #[test]
     fn most_slots_are_in_use_and_freed_ones_come_back() {
         let mut table = Table::default();

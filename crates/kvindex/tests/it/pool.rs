@@ -80,6 +80,7 @@ fn list(index: &mut PoolIndex, tenant: &str, objects: &[Object<'_>], now: Time) 
     settle(index);
 }
 
+/// I-POOL-1.
 #[test]
 fn a_page_counts_when_every_object_of_the_layout_is_there() {
     let mut index = PoolIndex::new(PoolLimits::default());
@@ -98,6 +99,7 @@ fn a_page_counts_when_every_object_of_the_layout_is_there() {
     assert_eq!(index.objects(""), 3);
 }
 
+/// I-POOL-1.
 #[test]
 fn layouts_of_one_space_are_told_apart_by_foreign_objects() {
     let mut index = PoolIndex::new(PoolLimits::default());
@@ -114,6 +116,7 @@ fn layouts_of_one_space_are_told_apart_by_foreign_objects() {
     assert_eq!(reader.hits(&tp8, &pages(0..2)).ranges, [1..2]);
 }
 
+/// I-POOL-3.
 #[test]
 fn vllm_and_sglang_spaces_and_tenants_do_not_mix() {
     let mut index = PoolIndex::new(PoolLimits::default());
@@ -142,6 +145,7 @@ fn vllm_and_sglang_spaces_and_tenants_do_not_mix() {
     assert_eq!((index.objects("default"), index.objects("b")), (4, 0));
 }
 
+/// I-POOL-1.
 #[test]
 fn more_than_64_objects_make_a_page() {
     let mut index = PoolIndex::new(PoolLimits::default());
@@ -162,6 +166,8 @@ fn more_than_64_objects_make_a_page() {
 }
 
 /// Pages 0, 1, 2 and 5 of 8 are in the store.
+///
+/// I-POOL-2.
 #[test]
 fn credit_is_the_run_beyond_what_the_worker_holds() {
     let mut index = PoolIndex::new(PoolLimits::default());
@@ -189,6 +195,7 @@ fn credit_is_the_run_beyond_what_the_worker_holds() {
     assert_eq!(reader.shared_beyond_device(&local, 0, &[]), 0);
 }
 
+/// I-POOL-2.
 #[test]
 fn tokens_inside_a_page_are_not_credited_twice() {
     let mut index = PoolIndex::new(PoolLimits::default());
@@ -233,6 +240,7 @@ fn trailing_objects_bound_where_a_run_may_end() {
     assert_eq!(reader.shared_beyond_device(&layout, 5, &pages(0..6)), 0);
 }
 
+/// I-POOL-4.
 #[test]
 fn batches_out_of_step_raise_doubts_and_wipe_nothing() {
     let mut index = PoolIndex::new(PoolLimits::default());
@@ -273,6 +281,7 @@ fn batches_out_of_step_raise_doubts_and_wipe_nothing() {
     assert_eq!(counters.ghosts, 1);
 }
 
+/// I-POOL-5.
 #[test]
 fn what_events_said_since_the_listing_began_stands() {
     let mut index = PoolIndex::new(PoolLimits::default());
@@ -351,6 +360,7 @@ fn listings_that_break_off_or_are_overtaken_settle_nothing() {
     assert_eq!(index.finish_listing(true), ListingOutcome::None);
 }
 
+/// I-POOL-7.
 #[test]
 fn limits_refuse_and_ask_again() {
     let limits = PoolLimits { pages: 10, spaces: 1, slots_per_space: 2, ..PoolLimits::default() };
@@ -383,6 +393,7 @@ fn limits_refuse_and_ask_again() {
     assert!(index.due(NOW, Duration::MAX).is_empty());
 }
 
+/// I-POOL-7.
 #[test]
 fn released_spaces_vanish_and_are_reclaimed() {
     let mut index = PoolIndex::new(PoolLimits::default());

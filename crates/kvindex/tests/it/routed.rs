@@ -32,6 +32,7 @@ fn depth(index: &RoutedIndex, chain: &[u64], n: u32) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
+    /// I-RTD-1.
     #[test]
     fn a_block_counts_until_its_last_dispatch_is_too_old(
         steps in prop::collection::vec((0u32..3, prop::collection::vec(0u8..4, 1..60), 0u64..40), 1..40)
@@ -56,6 +57,7 @@ proptest! {
         prop_assert_eq!(index.credited(), 0);
     }
 
+    /// I-RTD-2.
     #[test]
     fn no_worker_is_credited_with_more_than_its_bound(
         steps in prop::collection::vec((0u32..2, prop::collection::vec(0u8..4, 1..60)), 1..40)
@@ -70,6 +72,7 @@ proptest! {
     }
 }
 
+/// I-RTD-2.
 #[test]
 fn the_end_of_the_oldest_goes_first() {
     let index = RoutedIndex::new(Keep::Blocks(600));
@@ -81,6 +84,7 @@ fn the_end_of_the_oldest_goes_first() {
     assert_eq!(depth(&index, &chain(2), 0), 500);
 }
 
+/// I-RTD-3.
 #[test]
 fn a_withdrawn_dispatch_leaves_what_went_before() {
     let index = RoutedIndex::new(Keep::For(Duration::from_secs(5)));

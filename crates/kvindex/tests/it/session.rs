@@ -65,6 +65,7 @@ fn blocks(index: &SessionIndex, session: usize) -> u64 {
     index.session(&key(session)).map_or(0, |summary| summary.blocks)
 }
 
+/// I-SES-1, I-SES-3.
 #[test]
 fn a_shared_block_counts_once_for_its_worker() {
     let mut index = index();
@@ -121,6 +122,7 @@ fn a_rewritten_end_replaces_the_old_one_and_a_strange_prompt_is_a_branch() {
     assert_eq!((blocks(&index, 1), index.blocks(), index.runs()), (5, 5, 1));
 }
 
+/// I-SES-6.
 #[test]
 fn echoes_lengthen_what_was_told_and_never_turn_it_back() {
     let mut index = index();
@@ -156,6 +158,7 @@ fn echoes_lengthen_what_was_told_and_never_turn_it_back() {
     assert_eq!(index.stored(&stored, Time::from_millis(60_000)), Advance::Branched { new: 20 });
 }
 
+/// I-SES-5.
 #[test]
 fn residency_follows_events_by_tier_and_moves_no_lineage() {
     let mut index = index();
@@ -217,6 +220,7 @@ fn residency_follows_events_by_tier_and_moves_no_lineage() {
     assert_eq!(working_set(&index, 7), 101);
 }
 
+/// I-SES-2.
 #[test]
 fn what_a_fork_splits_is_merged_again() {
     let mut index = index();
@@ -301,6 +305,7 @@ fn silence_ends_a_session_but_not_a_parent_whose_child_lives() {
     assert_eq!(index.counters().expired, 5);
 }
 
+/// I-SES-8.
 #[test]
 fn the_longest_silent_sessions_make_room() {
     let limits = SessionLimits { sessions: 3, blocks: 100, workers: 1, ..SessionLimits::default() };
@@ -423,7 +428,7 @@ fn churn_keeps_memory_flat() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// However the events of a late join arrive, the end is as if they had come in order.
+    /// However the events of a late join arrive, the end is as if they had come in order (I-SES-3, I-SES-4).
     #[test]
     fn events_in_any_order_give_the_same_forest(
         trunk in 1..200usize,

@@ -257,6 +257,7 @@ fn random_run(naming: Naming, seed: u64, nodes: usize, workers: u32, steps: usiz
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
+    /// I-WIX-1, I-WIX-2, I-WIX-3, I-WIX-4; I-RUN-1, I-RUN-2.
     #[test]
     fn equals_the_oracle(
         seed in any::<u64>(),
@@ -268,6 +269,7 @@ proptest! {
     }
 }
 
+/// The same, with churn enough that places are used again: I-RUN-3.
 #[test]
 fn equals_the_oracle_on_a_long_run() {
     for (naming, seed) in [(Naming::Common, 1), (Naming::Own, 2), (Naming::Clashing, 3)] {

@@ -32,6 +32,7 @@ fn prompt(seed: u64, shared: usize, blocks: usize) -> Vec<u64> {
     (0..blocks as u64).map(|at| if (at as usize) < shared { at + 1 } else { seed * 100_003 + at }).collect()
 }
 
+/// I-WIX-5.
 #[test]
 fn readers_see_no_more_than_was_stored_and_no_less_than_stays() {
     let index = WorkerIndex::default();
@@ -80,6 +81,7 @@ fn readers_see_no_more_than_was_stored_and_no_less_than_stays() {
     assert_eq!((stats.held, stats.blocks), (400, 400), "{stats:?}");
 }
 
+/// I-WIX-7, I-RUN-1, I-RUN-3.
 #[test]
 fn workers_that_store_and_drop_the_same_prompts_leave_nothing_behind() {
     let index = WorkerIndex::default();

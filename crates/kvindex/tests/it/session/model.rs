@@ -396,6 +396,7 @@ impl Pair {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
+    /// I-SES-1, I-SES-2, I-SES-3, I-SES-4, I-SES-5.
     #[test]
     fn the_index_equals_the_model(ops in prop::collection::vec(op(), 1..40)) {
         let mut pair = Pair::new();
