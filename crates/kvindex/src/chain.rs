@@ -89,3 +89,53 @@ pub fn chain(locals: &[u64]) -> Vec<u64> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hashes that dynamo-kv-router 1.6.1 computes for tokens 1 to 64 in blocks of 16.
+    #[test]
+    fn hashes_are_those_of_dynamo() {
+        let tokens: Vec<u32> = (1..=64).collect();
+        let locals = |namespace: Namespace| -> Vec<u64> {
+            tokens.chunks(16).map(|block| namespace.local(block)).collect()
+        };
+        let plain = locals(Namespace::default());
+        assert_eq!(
+            plain,
+            [
+                16_863_443_419_780_771_464,
+                2_287_610_619_914_608_821,
+                12_129_935_312_930_971_799,
+                5_453_111_288_643_762_282
+            ]
+        );
+        assert_eq!(
+            chain(&plain),
+            [
+                16_863_443_419_780_771_464,
+                12_466_389_667_045_779_788,
+                960_926_348_267_535_642,
+                4_923_844_688_253_642_376
+            ]
+        );
+        let last = |lora, salt| chain(&locals(Namespace::new(lora, salt))).pop();
+        assert_eq!(last(Some("adapter"), None), Some(14_648_686_668_587_988_245));
+        assert_eq!(last(None, Some("tenant")), Some(12_880_755_396_098_575_351));
+        assert_eq!(last(Some("a"), Some("b")), Some(18_365_064_596_595_813_830));
+    }
+
+    #[test]
+    fn an_empty_salt_is_no_salt_and_names_do_not_mix() {
+        assert_eq!(Namespace::new(Some(""), Some("")), Namespace::default());
+        assert_ne!(Namespace::new(Some("x"), None), Namespace::new(None, Some("x")));
+    }
+
+    #[test]
+    fn extra_keys_are_told_apart_by_length() {
+        let namespace = Namespace::default();
+        assert_ne!(namespace.local_with(&[1], &["ab", "c"]), namespace.local_with(&[1], &["a", "bc"]));
+        assert_eq!(namespace.local_with(&[1], &[]), namespace.local(&[1]));
+    }
+}

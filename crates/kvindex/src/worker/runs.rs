@@ -159,7 +159,7 @@ impl Shard {
             return None;
         }
         if self.runs.len() == self.runs.capacity() {
-            self.runs.reserve_exact((self.runs.len() / 8).max(4));
+            self.runs.reserve_exact((self.runs.len() / 2).max(4));
         }
         self.runs.push(run);
         Some(run_no(shard, self.runs.len() - 1))

@@ -137,11 +137,15 @@ impl State {
         contents.clear();
         pieces.clear();
         let mut last = cursor.map(|c| c.content);
-        for local in event.locals {
+        // Hashes wait for each other: time enough to fetch the buckets into which the ids will go.
+        let mut seen = 0;
+        for (local, id) in event.locals.iter().zip(event.ids) {
+            seen ^= self.ids.touch(tag(*id));
             let content = chain::next(last, *local);
             contents.push(content);
             last = Some(content);
         }
+        std::hint::black_box(seen);
         let outcome = shared.forest.store(cursor, &contents, self.number, tier, &mut pieces);
         let mut done = 0;
         for piece in pieces.drain(..) {
@@ -177,7 +181,6 @@ impl State {
         }
         applied.changed += ids.len() - again.min(ids.len());
         applied.copies += again;
-        self.warm(ids);
         for (position, id) in (piece.start..).zip(ids) {
             let known = piece.known.iter().any(|(a, b)| (*a..*b).contains(&position));
             self.name(*id, Place::new(piece.run, position as usize), known);
@@ -187,12 +190,16 @@ impl State {
     /// Makes an id name a place. `known` = the worker held the block before.
     fn name(&mut self, id: u64, place: Place, known: bool) {
         let tag = tag(id);
-        let there = self.ids.find(tag, |_| true).map(Place);
-        let odd = !self.odd.is_empty() && self.odd.contains_key(&id);
-        if odd || there.map_or(known, |t| t != place) {
+        if known || !self.odd.is_empty() {
+            let there = self.ids.find(tag, |_| true).map(Place);
+            let odd = self.odd.contains_key(&id);
+            if odd || there.map_or(known, |t| t != place) {
+                self.odd.insert(id, place);
+                return;
+            }
+        }
+        if self.ids.claim(tag, place.0).is_some_and(|there| there != place.0) {
             self.odd.insert(id, place);
-        } else if there.is_none() {
-            self.ids.insert(tag, place.0);
         }
     }
 

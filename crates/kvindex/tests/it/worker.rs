@@ -277,3 +277,102 @@ fn equals_the_oracle_on_a_long_run() {
         assert!(run.index.stats().runs > 10);
     }
 }
+
+fn device(index: &WorkerIndex, contents: &[u64]) -> u32 {
+    let mut matches = Matches::default();
+    index.find(contents, &mut matches);
+    matches.of(worker(0)).map_or(0, |m| m.device)
+}
+
+fn blocks<'a>(parent: Option<u64>, ids: &'a [u64], locals: &'a [u64]) -> Stored<'a> {
+    Stored { parent, ids, locals, tier: Tier::Device, copies: Copies::Each }
+}
+
+#[test]
+fn a_block_goes_with_its_last_copy() {
+    let index = WorkerIndex::default();
+    let contents = chain::chain(&[50, 60]);
+    index.stored(worker(0), &blocks(None, &[5, 6], &[50, 60]));
+    index.stored(worker(0), &blocks(None, &[5, 6], &[50, 60]));
+    assert_eq!(index.removed(worker(0), Tier::Device, &[6]).copies, 1);
+    assert_eq!(device(&index, &contents), 2);
+    assert_eq!(index.removed(worker(0), Tier::Device, &[6]).changed, 1);
+    assert_eq!(device(&index, &contents), 1);
+    // The engine says how many remain.
+    index.remaining(worker(0), Tier::Device, 5, 1);
+    assert_eq!(device(&index, &contents), 1);
+    assert_eq!(index.removed(worker(0), Tier::Device, &[5, 5, 99]).unknown, 2);
+    assert_eq!(device(&index, &contents), 0);
+    // A removal too many does not hide the next store.
+    index.stored(worker(0), &blocks(None, &[5], &[50]));
+    assert_eq!(device(&index, &contents), 1);
+}
+
+#[test]
+fn blocks_of_one_salt_or_adapter_are_no_match_for_another() {
+    use tandem_kvindex::chain::Namespace;
+    let index = WorkerIndex::default();
+    let all = [None, Some("a"), Some("b")];
+    let locals = |lora, salt| {
+        let namespace = Namespace::new(lora, salt);
+        vec![namespace.local(&[1, 2]), namespace.local(&[3, 4])]
+    };
+    index.stored(worker(0), &blocks(None, &[1, 2], &locals(None, Some("a"))));
+    for lora in all {
+        for salt in all {
+            let want = if (lora, salt) == (None, Some("a")) { 2 } else { 0 };
+            assert_eq!(device(&index, &chain::chain(&locals(lora, salt))), want);
+        }
+    }
+}
+
+#[test]
+fn blocks_that_wait_for_their_parent_are_bounded_and_the_oldest_go() {
+    let index = WorkerIndex::new(WorkerIndexConfig { orphans_max: 3 });
+    let locals = [10, 20, 30, 40, 50];
+    for at in (1..5).rev() {
+        let applied = index.stored(worker(0), &blocks(Some(at), &[at + 1], &[locals[at as usize]]));
+        assert_eq!((applied.parked, applied.refused), (1, usize::from(at == 1)));
+    }
+    assert_eq!(index.stats().orphans, 3);
+    assert_eq!(device(&index, &chain::chain(&locals)), 0);
+    // Blocks 2, 3 and 4 waited; 5 had to go.
+    assert_eq!(index.stored(worker(0), &blocks(None, &[1], &[10])).changed, 4);
+    assert_eq!(device(&index, &chain::chain(&locals)), 4);
+    assert_eq!(index.stats().orphans, 0);
+}
+
+#[test]
+fn what_is_no_workers_own_or_makes_no_sense_is_refused() {
+    let index = WorkerIndex::default();
+    let shared = Stored { tier: Tier::Shared, ..blocks(None, &[1], &[10]) };
+    assert_eq!(index.stored(worker(0), &shared).refused, 1);
+    assert_eq!(index.stored(worker(0), &blocks(None, &[1, 2], &[10])).refused, 2);
+    assert_eq!(index.removed(worker(0), Tier::Device, &[1]).unknown, 1);
+    assert_eq!(index.stats().blocks, 0);
+}
+
+#[test]
+fn memory_is_given_back_when_blocks_go_in_any_order() {
+    let index = WorkerIndex::default();
+    let mut rng = Rng(9);
+    let prompts = Prompts::new(3000, &mut rng, 30);
+    for n in 0..2u32 {
+        for node in 0..3000 {
+            let path = prompts.path(node);
+            let ids: Vec<u64> = path.iter().map(|n| *n as u64).collect();
+            let locals: Vec<u64> = path.iter().map(|n| prompts.local[*n]).collect();
+            let event = Stored { copies: Copies::Repeated, ..blocks(None, &ids, &locals) };
+            index.stored(worker(n), &event);
+        }
+    }
+    let full = index.stats();
+    assert_eq!((full.blocks, full.held), (3000, 6000));
+    let mut left: Vec<(u32, u64)> = (0..2).flat_map(|n| (0..3000).map(move |id| (n, id))).collect();
+    while !left.is_empty() {
+        let (n, id) = left.swap_remove(rng.below(left.len()));
+        assert_eq!(index.removed(worker(n), Tier::Device, &[id]).changed, 1);
+    }
+    let empty = index.stats();
+    assert_eq!((empty.runs, empty.blocks, empty.held), (0, 0, 0), "{empty:?}");
+}
