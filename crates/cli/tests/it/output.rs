@@ -31,6 +31,7 @@ fn nobody() -> Stdio {
 
 const ENGINE: [&str; 2] = ["--worker-urls", "http://127.0.0.1:9"];
 
+/// I-PRN-1.
 #[test]
 fn a_reader_that_went_away_is_no_error() {
     let check = ["config", "check", ENGINE[0], ENGINE[1]];
@@ -40,6 +41,17 @@ fn a_reader_that_went_away_is_no_error() {
         let told = String::from_utf8_lossy(&result.stderr).into_owned();
         assert_eq!((result.status.code(), told.as_str()), (Some(0), ""), "{args:?}");
     }
+}
+
+/// I-PRN-2.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("opened");
+    let mut command = tandem(&["config", "schema"]);
+    let result = command.stdout(full).stderr(Stdio::piped()).output().expect("runs");
+    let told = String::from_utf8_lossy(&result.stderr);
+    assert!(!result.status.success() && told.contains("writing to stdout"), "{told}");
 }
 
 #[test]

@@ -186,3 +186,55 @@ async fn connect(endpoint: String, within: Duration) -> Result<Connected, String
         Err(_) => Err(format!("{endpoint}: no connection within {within:?}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use zeromq::{PubSocket, SocketSend, ZmqMessage};
+
+    use super::*;
+
+    const TIMES: LinkTimes = LinkTimes {
+        connect: Duration::from_millis(200),
+        backoff_initial: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(10),
+        idle: Duration::from_secs(60),
+    };
+
+    async fn number(link: &mut Link, within: Duration) -> Option<u64> {
+        match tokio::time::timeout(within, link.next()).await {
+            Ok(LinkEvent::Message(frames)) => String::from_utf8_lossy(&frames[0]).parse().ok(),
+            _ => None,
+        }
+    }
+
+    /// I-LNK-1.
+    #[tokio::test]
+    async fn waits_that_are_dropped_lose_nothing() {
+        let mut publisher = PubSocket::new();
+        let at = publisher.bind("tcp://127.0.0.1:0").await.expect("bound").to_string();
+        let mut link = Link::new(at, TIMES);
+        let mut heard = Vec::new();
+        let mut sent = 0;
+        // The subscription takes effect some time after connecting.
+        while heard.len() < 300 {
+            publisher.send(ZmqMessage::from(sent.to_string())).await.expect("sent");
+            sent += 1;
+            assert!(sent < 100_000, "{} heard", heard.len());
+            heard.extend(number(&mut link, Duration::from_millis(sent % 3)).await);
+        }
+        while heard.last() != Some(&(sent - 1)) {
+            heard.push(number(&mut link, Duration::from_secs(10)).await.expect("a message"));
+        }
+        assert!(heard.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{heard:?}");
+    }
+
+    /// I-LNK-3.
+    #[tokio::test]
+    async fn a_peer_that_says_nothing_ends_the_attempt() {
+        let mute = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let at = format!("tcp://{}", mute.local_addr().expect("an address"));
+        let mut link = Link::new(at, TIMES);
+        let event = tokio::time::timeout(Duration::from_secs(10), link.next()).await.expect("in time");
+        assert!(matches!(event, LinkEvent::Failed(_)), "{event:?}");
+    }
+}

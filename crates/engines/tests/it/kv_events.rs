@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use http::Request;
 use tandem_engines::{
-    Engines, HttpClient, HttpConfig, KvEvents, KvEventsConfig, KvState, KvUpdateKind, full, read_body,
+    Engines, HttpClient, HttpConfig, KvEvents, KvEventsConfig, KvState, KvStatus, KvUpdateKind, full,
+    read_body,
 };
 use tandem_kvwire::{ReplayAnswer, decode, parse_replay_answer, replay_request};
 use tandem_mock_engine::{MockConfig, MockEngine};
@@ -108,6 +109,8 @@ async fn what_is_told_of_each_rank_is_what_its_cache_holds() {
         assert_eq!(status.state, KvState::Live);
     }
     kv.shutdown().await;
+    // I-KVF-3.
+    assert_eq!(inbox.try_recv(), Err(mpsc::error::TryRecvError::Disconnected));
     engines.shutdown().await;
 }
 
@@ -174,6 +177,7 @@ async fn until_heard(publisher: &mut Publisher, streams: &mut Streams, first: u6
     unreachable!("an endless range")
 }
 
+// I-KVE-5: silence after a return is not `Live`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_replay_socket_a_gap_clears_and_a_silent_return_is_not_trusted() {
     let mut publisher = Publisher::start(None).await;
@@ -346,6 +350,7 @@ async fn a_connection_that_carries_nothing_any_more_is_built_anew() {
     streams.end().await;
 }
 
+// I-KVE-3: rank 0 stays silent and holds up nobody.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn named_endpoints_count_upwards_with_the_rank() {
     // Two ports in a row that are free.
@@ -386,6 +391,7 @@ async fn named_endpoints_count_upwards_with_the_rank() {
     streams.end().await;
 }
 
+// I-KEP-2, I-KVD-1, I-KVF-1, I-KVF-2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn absent_publishers_are_seen_as_such_and_leaving_ones_are_cleared() {
     // No such route; switched off by the user; an endpoint of the engine's own machine, which is not ours.
@@ -431,9 +437,17 @@ async fn absent_publishers_are_seen_as_such_and_leaving_ones_are_cleared() {
     let heard = streams.heard(3).await;
     assert_eq!((heard[0].as_str(), heard.contains(&"[2]".to_owned())), ("cleared", true));
     assert_eq!(streams.status().endpoint.as_deref(), Some(moved.events.as_str()));
+    // An engine that cannot be asked keeps its publisher.
+    streams.script.set("/kv_event_sources", 500, "");
+    let failed =
+        |status: &KvStatus| status.last_error.as_ref().is_some_and(|e| e.text.contains("status 500"));
+    let status = streams.until(failed).await;
+    assert_eq!(status.endpoint.as_deref(), Some(moved.events.as_str()));
+    assert_ne!(status.state, KvState::Absent);
     streams.end().await;
 }
 
+// I-KVE-6: what is left out is counted (what is held back is the tracker's, I-TRK-4).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_is_counted_and_stepped_over() {
     let mut publisher = Publisher::start(Some(Framing::WithTopic)).await;

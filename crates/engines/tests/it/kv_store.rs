@@ -90,7 +90,7 @@ fn config() -> StoreEventsConfig {
     }
 }
 
-// I-STO-1 to I-STO-4: pages in order, odd keys counted, a gap and a lost connection ask for a listing.
+// I-STO-1, I-STO-2, I-STO-3, I-STO-4: pages in order, odd keys counted, a gap and a lost connection ask for a listing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gap_and_a_lost_connection_are_settled_by_listings() {
     let mut publisher = Publisher::start(None).await;
@@ -125,6 +125,7 @@ async fn a_gap_and_a_lost_connection_are_settled_by_listings() {
     assert_eq!(store.updates.recv().await, None);
 }
 
+// I-STO-3, I-STO-5: more keys than may be listed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listings_that_fail_are_not_complete_and_are_repeated() {
     let small = StoreEventsConfig { keys_max: 2, ..config() };

@@ -192,6 +192,7 @@ fn real_vllm_ids() {
     assert_eq!(check_vllm(VLLM_MOONCAKE), 116);
 }
 
+/// I-SGH-1.
 #[test]
 fn real_sglang_ids() {
     let mut known = std::collections::BTreeMap::new();
@@ -213,6 +214,7 @@ fn real_sglang_ids() {
     assert_eq!(computed, 93);
 }
 
+/// I-SGH-1, I-SGH-2.
 #[test]
 fn sglang_pages_and_seeds() {
     let pages = sglang::prompt(None, &tokens(1..=10), 4, false);
@@ -245,7 +247,7 @@ fn sglang_pages_and_seeds() {
     assert_eq!(sglang::dynamo_event_id(7, None, None), 7);
 }
 
-/// Vectors of hashlib over the bytes that SGLang's source feeds it.
+/// I-SGH-1: vectors of hashlib over the bytes that SGLang's source feeds it.
 #[test]
 fn sglang_pairs_and_wide_tokens() {
     let pairs = [(1, 2), (2, 3), (3, 4), (4, 5)];
