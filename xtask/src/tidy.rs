@@ -32,8 +32,11 @@ pub(crate) fn run() -> Result<()> {
         test_text.push_str(tests);
         check_source(&file, production, &mut faults);
         for line in production.lines().filter(|l| l.trim_start().starts_with("//!")) {
-            if let Some(id) = invariant_id(line) {
-                declared.insert(id, file.clone());
+            if let Some(id) = invariant_id(line)
+                && let Some(other) = declared.insert(id.clone(), file.clone())
+                && other.parent() != file.parent()
+            {
+                faults.push(format!("{}: invariant {id} is also one of {}", file.display(), other.display()));
             }
         }
     }

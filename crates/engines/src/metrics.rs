@@ -2,10 +2,10 @@
 //!
 //! - Inputs: the text of `/metrics`. Outputs: one [`WorkerStatus`] per data-parallel rank.
 //! - Invariants:
-//!   - I-MET-1 names match exactly. vLLM writes `X_total` and `X_created` beside each counter, SGLang has gauges
+//!   - I-EMT-1 names match exactly. vLLM writes `X_total` and `X_created` beside each counter, SGLang has gauges
 //!     whose names continue another's.
-//!   - I-MET-2 lines that do not parse, and values that are no finite number, are skipped, never an error.
-//!   - I-MET-3 at most [`RANKS_MAX`] ranks.
+//!   - I-EMT-2 lines that do not parse, and values that are no finite number, are skipped, never an error.
+//!   - I-EMT-3 at most [`RANKS_MAX`] ranks.
 //! - Sources: vLLM 0.32 (labels `engine`, `model_name`), SGLang 0.5.23 (labels `dp_rank`, `tp_rank`, ...),
 //!   llama.cpp's server. The rank of vLLM is its `engine` label; SGLang writes one series per tensor-parallel
 //!   rank of a data-parallel rank when asked to, all with the same numbers, so the largest counts.
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(llamacpp(text), BTreeMap::from([(0, load(0, 0, None, None))]));
     }
 
-    // I-MET-1.
+    // I-EMT-1.
     #[test]
     fn each_vllm_engine_is_a_rank() {
         let text = "vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3.0\n\
@@ -303,7 +303,7 @@ mod tests {
         );
     }
 
-    // I-MET-2.
+    // I-EMT-2.
     #[test]
     fn nonsense_is_skipped() {
         for text in [
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(vllm("vllm:num_requests_running -1"), BTreeMap::from([(0, load(0, 0, None, None))]));
     }
 
-    // I-MET-3.
+    // I-EMT-3.
     #[test]
     fn ranks_are_bounded() {
         let text: String =

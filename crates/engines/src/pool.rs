@@ -5,11 +5,11 @@
 //! - Inputs: a request with an absolute URL. Outputs: the head of its answer, and an [`AnswerBody`] that drives
 //!   the rest.
 //! - Invariants:
-//!   - I-POOL-1 a connection is in one place: with a call (first its `send`, then its body) or idle.
-//!   - I-POOL-2 only a connection whose answer is over on both sides, and which waits for the next call, becomes
+//!   - A connection is in one place: with a call (first its `send`, then its body) or idle.
+//!   - I-HOP-1 only a connection whose answer is over on both sides, and which waits for the next call, becomes
 //!     idle. Any other is closed when its call is dropped.
-//!   - I-POOL-3 idle connections are bounded in number per engine, and in time. The one used last is used next.
-//!   - I-POOL-4 a call moves to another connection only when an idle one handed it back unstarted. Each such move
+//!   - I-HOP-2 idle connections are bounded in number per engine, and in time. The one used last is used next.
+//!   - I-HOP-3 a call moves to another connection only when an idle one handed it back unstarted. Each such move
 //!     uses up an idle connection, and a fresh one is the last that is tried.
 //! - Deliberately absent: waiting for a connection that is in use; connections opened in advance; pipelining.
 

@@ -267,6 +267,7 @@ pub fn reference_page() -> String {
 mod tests {
     use super::*;
 
+    // I-MET-3.
     #[test]
     fn two_sets_in_one_process_do_not_mix() {
         let (a, b) = (Metrics::new().expect("buckets"), Metrics::new().expect("buckets"));
@@ -280,6 +281,7 @@ mod tests {
         assert!(b.render().contains("tandem_superseded_total 0"));
     }
 
+    // I-MET-1.
     #[test]
     fn names_are_unique_and_in_the_reference() {
         let page = reference_page();

@@ -5,8 +5,8 @@
 //! - Inputs: [`FaultRule`]s (configured or set while running) and, where allowed, the request header
 //!   `x-mock-fault`; output: at most one [`Fault`] per request. The header wins over the rules, the first
 //!   matching rule over later ones.
-//! - Invariants: I-FLT-1 a rule with `times: n` fires exactly n times, after letting `skip` matching requests
-//!   pass; I-FLT-2 a request that a fault keeps from generating never reaches the modelled engine.
+//! - Invariants: I-MFL-1 a rule with `times: n` fires exactly n times, after letting `skip` matching requests
+//!   pass; I-MFL-2 a request that a fault keeps from generating never reaches the modelled engine.
 //! - Deliberately absent: random faults; a test that wants them draws its own rules.
 
 use serde::{Deserialize, Serialize};
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// I-FLT-1.
+    /// I-MFL-1.
     #[test]
     fn rules_skip_fire_and_run_out() {
         let mut rule = FaultRule::next(Fault::Close, 2);

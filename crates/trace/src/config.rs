@@ -5,11 +5,11 @@
 //!   nothing when tracing is off, and warnings; an error only where going on would do something else than was
 //!   asked for.
 //! - Invariants:
-//!   - I-CFG-1 of each setting the first name that is set wins: ours, then the current alias, then older ones.
+//!   - I-TCF-1 of each setting the first name that is set wins: ours, then the current alias, then older ones.
 //!     A number that cannot be read falls through to the next name.
-//!   - I-CFG-2 a number that is zero where zero means nothing, or cannot be read, gives the default and a
+//!   - I-TCF-2 a number that is zero where zero means nothing, or cannot be read, gives the default and a
 //!     warning; a word in a list that is not known is left out with a warning.
-//!   - I-CFG-3 no other sink is put in the place of one that was asked for and is not offered: with nothing
+//!   - I-TCF-3 no other sink is put in the place of one that was asked for and is not offered: with nothing
 //!     left, that is an error.
 //! - Deliberately absent: the S3 and NATS sinks.
 //! - Sources: dynamo-llm 1.6.1 and dynamo-runtime 1.6.1 (names, defaults, precedence).

@@ -98,6 +98,7 @@ async fn no_head_in_time_is_a_timeout_and_closes_the_connection() {
     assert_eq!(end.expect("a clean end"), 0);
 }
 
+// I-HOP-1.
 // I-CLI-3.
 #[tokio::test]
 async fn a_dropped_answer_closes_the_connection() {
@@ -113,6 +114,7 @@ async fn a_dropped_answer_closes_the_connection() {
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
 }
 
+// I-HOP-3.
 // I-CLI-1.
 #[tokio::test]
 async fn an_idle_connection_that_the_engine_closed_costs_nothing() {
@@ -144,6 +146,7 @@ async fn turn_the_reactor() {
     }
 }
 
+// I-HOP-3.
 // I-CLI-1, I-CLI-2.
 #[tokio::test]
 async fn a_call_lost_on_a_reused_connection_is_reported_and_not_repeated() {
@@ -189,7 +192,7 @@ async fn next(rx: &mut UnboundedReceiver<std::io::Result<usize>>) -> usize {
     next.expect("the engine lives").expect("a clean end")
 }
 
-// I-POOL-3.
+// I-HOP-2.
 #[tokio::test]
 async fn idle_connections_are_closed_in_time_without_further_calls() {
     let (address, mut rx) = engine_of_single_answers(1);
@@ -202,7 +205,7 @@ async fn idle_connections_are_closed_in_time_without_further_calls() {
     drop(client);
 }
 
-// I-POOL-3.
+// I-HOP-2.
 #[tokio::test]
 async fn idle_connections_are_bounded_and_the_last_used_one_is_used_next() {
     let (address, mut rx) = engine_of_single_answers(2);

@@ -544,6 +544,7 @@ mod tests {
         with_worker(text).resolve().expect_err(text).to_string()
     }
 
+    // I-CFG-1.
     #[test]
     fn an_empty_configuration_lacks_only_engines() {
         let error = Config::default().resolve().expect_err("no engines").to_string();
@@ -620,6 +621,7 @@ mod tests {
         assert!(off.otlp.is_none());
     }
 
+    // I-CFG-3.
     #[test]
     fn secrets_do_not_come_out_again() {
         let config = with_worker(r#"{"worker_api_key": "sk-1", "auth": {"api_keys": [{"key": "sk-2"}]}}"#);

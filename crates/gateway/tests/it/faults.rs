@@ -86,6 +86,7 @@ async fn a_stream_that_ends_without_its_end_is_told() {
     assert!(text.contains("event: error\ndata: {\"type\":\"error\""), "{text}");
 }
 
+// I-FLT-1.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_never_answers_is_given_up_and_cancelled() {
     let engine = Engine::start(|call| Box::pin(async move { call.gone().await })).await;

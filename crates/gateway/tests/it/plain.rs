@@ -108,6 +108,7 @@ async fn sessions_stay_on_their_worker_and_their_turns_are_traced_with_them() {
     }
 }
 
+// I-FLT-2.
 #[tokio::test(flavor = "multi_thread")]
 async fn refusals_of_the_engine_pass_unchanged_and_count_for_nothing() {
     let words = r#"{"error":{"message":"maximum context length is 8192","code":400}}"#;

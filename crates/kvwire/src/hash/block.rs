@@ -8,13 +8,13 @@
 //!   never a wrong answer. The formula is that of `dynamo-kv-router`, so that hashes of the plain namespace
 //!   equal the `input_sequence_hashes` of request traces.
 //! - Invariants:
-//!   - I-BLK-1 a block's local hash is XXH3-64 over its token ids as little-endian `u32` and then, for each
+//!   - I-BID-1 a block's local hash is XXH3-64 over its token ids as little-endian `u32` and then, for each
 //!     text it depends on, the text's length as `u64` and its bytes; seeded by the namespace;
-//!   - I-BLK-2 the hash of a first block is its local hash; of another one XXH3-64, seed 1337, over the hash
+//!   - I-BID-2 the hash of a first block is its local hash; of another one XXH3-64, seed 1337, over the hash
 //!     before it and its local hash;
-//!   - I-BLK-3 the seed is 1337 plus XXH3(adapter, 0) plus XXH3(salt, 1); an empty text counts as none. Blocks
+//!   - I-BID-3 the seed is 1337 plus XXH3(adapter, 0) plus XXH3(salt, 1); an empty text counts as none. Blocks
 //!     of one namespace are never blocks of another;
-//!   - I-BLK-4 [`prompt`] and [`stored`] give the same hashes for the same content, whichever engine told it.
+//!   - I-BID-4 [`prompt`] and [`stored`] give the same hashes for the same content, whichever engine told it.
 //! - Deliberately absent: partial last blocks; the model's name and the block size: an index holds blocks of
 //!   one model, and blocks of two sizes differ in their tokens.
 //! - Sources: dynamo-kv-router 1.6.1 (`compute_block_hash_for_seq`, `compute_seq_hash_for_block`).

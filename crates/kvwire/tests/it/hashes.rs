@@ -270,7 +270,8 @@ const DYNAMO_ID: u64 = 2_518_649_652_068_458_289;
 
 const PLAIN: Shape = Shape { block_size: 4, lookahead: 0 };
 
-/// I-BLK-1 to 3, against the xxhash package.
+// I-BID-1, I-BID-2.
+/// I-BID-1 to 3, against the xxhash package.
 #[test]
 fn own_hashes_are_those_of_request_traces() {
     let plain = block::prompt(Namespace::default(), PLAIN, &tokens(1..=9), &[]);
@@ -299,7 +300,8 @@ fn stored(tokens: &[u32]) -> BlockStored {
     }
 }
 
-/// I-BLK-4: vLLM's salt in the first block, SGLang's with each store, media as keys, pairs.
+// I-BID-3.
+/// I-BID-4: vLLM's salt in the first block, SGLang's with each store, media as keys, pairs.
 #[test]
 fn stores_hash_as_prompts_do() {
     let salted = Namespace::new(None, Some("s"));

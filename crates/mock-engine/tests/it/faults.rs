@@ -93,7 +93,7 @@ async fn error_answers_and_error_events_have_the_form_of_their_api() {
     assert_eq!(reply.names(), ["message_start", "content_block_start", "error"]);
 }
 
-/// I-FLT-2.
+/// I-MFL-2.
 #[tokio::test]
 async fn rules_fire_as_often_as_they_say_and_leave_other_routes_alone() {
     let (engine, client) = start().await;

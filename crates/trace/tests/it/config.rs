@@ -81,7 +81,7 @@ fn every_reference_setting_is_read() {
     assert_eq!((trace.tool_zmq, trace.output_hashes), (Some(zmq), false));
 }
 
-/// I-CFG-1.
+/// I-TCF-1.
 #[test]
 fn older_names_are_read_last() {
     let trace = clean(&[
@@ -139,7 +139,7 @@ fn legacy_sink_names_choose_the_format_and_gzip_wins() {
     assert_eq!(explicit.format, FileFormat::Jsonl);
 }
 
-/// I-CFG-3.
+/// I-TCF-3.
 #[test]
 fn sinks_that_do_not_exist_are_told_and_never_replaced() {
     let resolved = with(&[("TANDEM_TRACE", "1"), ("TANDEM_TRACE_SINKS", "s3,stderr,disk")]).expect("usable");
@@ -152,7 +152,7 @@ fn sinks_that_do_not_exist_are_told_and_never_replaced() {
     }
 }
 
-/// I-CFG-2.
+/// I-TCF-2.
 #[test]
 fn numbers_that_make_no_sense_give_the_next_name_or_the_default_and_a_warning() {
     let resolved = with(&[
