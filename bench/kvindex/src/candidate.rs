@@ -174,6 +174,75 @@ impl<T: SyncIndexer> Candidate for Dynamo<T> {
     }
 }
 
+/// SMG's (the gateway that sglang-router became): its event-driven run index.
+pub struct Smg {
+    index: kv_index::ChainIndex,
+}
+
+impl Default for Smg {
+    fn default() -> Self {
+        Self { index: kv_index::ChainIndex::with_max_workers(1024) }
+    }
+}
+
+pub enum SmgEvent {
+    Stored { worker: u32, parent: Option<kv_index::SequenceHash>, blocks: Vec<kv_index::StoredBlock> },
+    Removed { worker: u32, ids: Vec<kv_index::SequenceHash> },
+}
+
+impl Candidate for Smg {
+    type Event = SmgEvent;
+    type Query = Vec<kv_index::ContentHash>;
+    type Scratch = ();
+
+    fn event(&self, load: &Load, op: &Op) -> Option<SmgEvent> {
+        let id = |content: u64| kv_index::SequenceHash(engine_id(content));
+        match op {
+            Op::Find(_) => None,
+            Op::Stored { worker, prompt, from, to } => {
+                let p = &load.prompts[*prompt as usize];
+                let blocks = (*from as usize..*to as usize).map(|i| kv_index::StoredBlock {
+                    seq_hash: id(p.contents[i]),
+                    content_hash: kv_index::ContentHash(p.locals[i]),
+                });
+                Some(SmgEvent::Stored {
+                    worker: *worker,
+                    parent: (*from as usize).checked_sub(1).map(|b| id(p.contents[b])),
+                    blocks: blocks.collect(),
+                })
+            }
+            Op::Removed { worker, contents } => {
+                Some(SmgEvent::Removed { worker: *worker, ids: contents.iter().map(|c| id(*c)).collect() })
+            }
+        }
+    }
+
+    fn query(&self, prompt: &Prompt) -> Self::Query {
+        prompt.locals.iter().map(|l| kv_index::ContentHash(*l)).collect()
+    }
+
+    fn serve(&self, events: flume::Receiver<SmgEvent>) {
+        let mut lanes: rustc_hash::FxHashMap<u32, (u32, kv_index::ChainBlockMap)> = Default::default();
+        while let Ok(event) = events.recv() {
+            let (SmgEvent::Stored { worker, .. } | SmgEvent::Removed { worker, .. }) = &event;
+            let (number, map) = lanes.entry(*worker).or_insert_with(|| {
+                let number = self.index.intern_worker(&worker.to_string()).unwrap_or_default();
+                (number, kv_index::ChainBlockMap::new())
+            });
+            match event {
+                SmgEvent::Stored { parent, blocks, .. } => {
+                    let _ = self.index.apply_stored(*number, &blocks, parent, map);
+                }
+                SmgEvent::Removed { ids, .. } => self.index.apply_removed(*number, &ids, map),
+            }
+        }
+    }
+
+    fn find(&self, query: &Self::Query, (): &mut ()) -> u32 {
+        self.index.find_matches(query, false).scores.into_values().max().unwrap_or(0)
+    }
+}
+
 /// Content to its holders, and each worker's ids, in standard maps behind one lock.
 #[derive(Default)]
 pub struct Naive(RwLock<NaiveMaps>);

@@ -1,4 +1,5 @@
-//! Worker indexes side by side: Tandem's, Dynamo's concurrent tree and positional index, and a naive map.
+//! Worker indexes side by side: Tandem's, Dynamo's concurrent tree and positional index, SMG's run index, and
+//! a naive map.
 //!
 //! `speed` applies and matches a trace's operations and prints rates and latencies; `memory` counts the bytes
 //! that each index asks the allocator for, and again after the caches were filled anew ten times over.
@@ -23,7 +24,6 @@ mod tests {
             let ours: Vec<u64> = tokens.chunks(16).map(|block| namespace.local(block)).collect();
             assert_eq!(ours, theirs.iter().map(|h| h.0).collect::<Vec<_>>());
             assert_eq!(chain(&ours), compute_seq_hash_for_block(&theirs));
-            println!("{lora:?} {salt:?} {ours:?} {:?}", chain(&ours));
         }
     }
 }

@@ -19,9 +19,9 @@ pub struct Options {
     /// Only this fleet.
     #[arg(long)]
     pub workers: Option<u32>,
-    /// Only indexes whose name contains this.
-    #[arg(long, default_value = "")]
-    pub only: String,
+    /// Only indexes whose name contains one of these.
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<String>,
     /// Rounds of the speed comparison; the indexes take turns.
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
@@ -54,6 +54,12 @@ pub const CLAUDE: [Fleet; 3] = [
 ];
 
 impl Options {
+    /// Whether an index takes part.
+    #[must_use]
+    pub fn wants(&self, index: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|o| index.contains(o.as_str()))
+    }
+
     /// The traces asked for, by name, with the fleets to run them on.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::alloc::System;
 use anyhow::Result;
 use clap::Parser;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use tandem_bench_kvindex::candidate::{Candidate, Dynamo, Naive, Tandem};
+use tandem_bench_kvindex::candidate::{Candidate, Dynamo, Naive, Smg, Tandem};
 use tandem_bench_kvindex::options::{Fleet, Options};
 use tandem_bench_kvindex::workload::{Maker, Trace};
 
@@ -75,7 +75,7 @@ fn main() -> Result<()> {
             let (first, last) = (bytes.first().copied().unwrap_or(0.0), bytes.last().copied().unwrap_or(0.0));
             println!("| {name} | {} | {index} | {first:.1} | {last:.1} | {highest:.1} |", fleet.workers);
         };
-        let wanted = |index: &str| index.contains(&options.only);
+        let wanted = |index: &str| options.wants(index);
         let passes = churn + 1;
         if wanted("tandem") {
             let region = Region::new(GLOBAL);
@@ -88,6 +88,10 @@ fn main() -> Result<()> {
         if wanted("dynamo positional") {
             let region = Region::new(GLOBAL);
             row("dynamo positional", run(&Dynamo::positional(), trace, fleet, passes, &region));
+        }
+        if wanted("smg chain") {
+            let region = Region::new(GLOBAL);
+            row("smg chain", run(&Smg::default(), trace, fleet, passes, &region));
         }
         if wanted("naive map") {
             let region = Region::new(GLOBAL);

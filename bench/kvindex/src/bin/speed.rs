@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Parser;
-use tandem_bench_kvindex::candidate::{Candidate, Dynamo, Naive, Tandem};
+use tandem_bench_kvindex::candidate::{Candidate, Dynamo, Naive, Smg, Tandem};
 use tandem_bench_kvindex::options::Options;
 use tandem_bench_kvindex::workload::{Load, Maker, Op};
 
@@ -135,13 +135,14 @@ fn main() -> Result<()> {
             ("tandem", Box::new(|l| run(Tandem::default, l))),
             ("dynamo concurrent", Box::new(|l| run(Dynamo::concurrent, l))),
             ("dynamo positional", Box::new(|l| run(Dynamo::positional, l))),
+            ("smg chain", Box::new(|l| run(Smg::default, l))),
             ("naive map", Box::new(|l| run(Naive::default, l))),
         ];
         let mut rounds: Vec<Vec<Outcome>> = vec![Vec::new(); all.len()];
         for round in 0..options.rounds {
             for turn in 0..all.len() {
                 let at = (turn + round) % all.len();
-                if all[at].0.contains(&options.only) {
+                if options.wants(all[at].0) {
                     rounds[at].push(all[at].1(&load));
                 }
             }

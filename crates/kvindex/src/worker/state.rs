@@ -15,6 +15,14 @@ pub(super) struct Shared {
     pub(super) config: WorkerIndexConfig,
 }
 
+/// An id that the table cannot keep.
+#[derive(Debug, Clone, Copy)]
+struct Odd {
+    place: Place,
+    /// The block has another id too.
+    twin: bool,
+}
+
 /// One worker's own bookkeeping.
 #[derive(Debug)]
 pub(super) struct State {
@@ -24,7 +32,9 @@ pub(super) struct State {
     /// Copies beyond the first, by place and tier.
     extra: BTreeMap<(Place, u8), u32>,
     /// Ids whose half is another block's too, and second ids of a block.
-    odd: BTreeMap<u64, Place>,
+    odd: BTreeMap<u64, Odd>,
+    /// How many of those are second ids of a block.
+    twins: usize,
     orphans: Orphans,
     contents: Vec<u64>,
     pieces: Vec<Piece>,
@@ -45,6 +55,7 @@ impl From<u32> for State {
             ids: Table::default(),
             extra: BTreeMap::new(),
             odd: BTreeMap::new(),
+            twins: 0,
             orphans: Orphans::default(),
             contents: Vec::new(),
             pieces: Vec::new(),
@@ -110,9 +121,9 @@ impl State {
     /// The place that an id names.
     fn place(&self, id: u64) -> Option<Place> {
         if !self.odd.is_empty()
-            && let Some(place) = self.odd.get(&id)
+            && let Some(odd) = self.odd.get(&id)
         {
-            return Some(*place);
+            return Some(odd.place);
         }
         self.ids.find(tag(id), |_| true).map(Place)
     }
@@ -190,28 +201,45 @@ impl State {
     /// Makes an id name a place. `known` = the worker held the block before.
     fn name(&mut self, id: u64, place: Place, known: bool) {
         let tag = tag(id);
-        if known || !self.odd.is_empty() {
-            let there = self.ids.find(tag, |_| true).map(Place);
-            let odd = self.odd.contains_key(&id);
-            if odd || there.map_or(known, |t| t != place) {
-                self.odd.insert(id, place);
-                return;
+        if !self.odd.is_empty() && self.odd.contains_key(&id) {
+            let same = self.odd.get(&id).is_some_and(|o| o.place == place);
+            if !same {
+                self.set_odd(id, Odd { place, twin: known });
             }
+            return;
         }
-        if self.ids.claim(tag, place.0).is_some_and(|there| there != place.0) {
-            self.odd.insert(id, place);
+        let there = if known { self.ids.find(tag, |_| true) } else { self.ids.claim(tag, place.0) };
+        let taken = there.is_some_and(|there| there != place.0);
+        if taken || (known && there.is_none()) {
+            self.set_odd(id, Odd { place, twin: known });
+        }
+    }
+
+    fn set_odd(&mut self, id: u64, odd: Odd) {
+        self.twins += usize::from(odd.twin);
+        if let Some(old) = self.odd.insert(id, odd) {
+            self.twins -= usize::from(old.twin);
         }
     }
 
     /// The worker holds a block no longer; it was removed by this id.
     fn forget(&mut self, id: u64, place: Place) {
-        if !self.odd.is_empty() {
-            if self.odd.remove(&id).is_some() {
+        let odd = if self.odd.is_empty() { None } else { self.odd.remove(&id) };
+        if self.twins > 0 {
+            self.twins -= usize::from(odd.is_some_and(|o| o.twin));
+            let twins = &mut self.twins;
+            self.odd.retain(|_, o| {
+                let other = o.place != place;
+                *twins -= usize::from(!other && o.twin);
+                other
+            });
+            if odd.is_some() {
                 self.ids.remove_place(place.0);
             }
-            self.odd.retain(|_, p| *p != place);
         }
-        self.ids.remove(tag(id), place.0);
+        if odd.is_none() {
+            self.ids.remove(tag(id), place.0);
+        }
     }
 
     /// A block of which only the id is told is in one more tier.
@@ -384,7 +412,7 @@ impl State {
         self.orphans.clear(tier);
         self.extra.retain(|(_, t), _| tier.is_some_and(|tier| tier != *t));
         let mut runs: Vec<RunNo> = self.ids.entries().map(|(_, p)| Place(p).run()).collect();
-        runs.extend(self.odd.values().map(|p| p.run()));
+        runs.extend(self.odd.values().map(|o| o.place.run()));
         runs.sort_unstable();
         runs.dedup();
         for run in runs {
@@ -392,13 +420,17 @@ impl State {
         }
         let ids = std::mem::take(&mut self.ids);
         let odd = std::mem::take(&mut self.odd);
+        self.twins = 0;
         if tier.is_some() {
             for (tag, place) in ids.entries() {
                 if shared.forest.held(Place(place), self.number) {
                     self.ids.insert(tag, place);
                 }
             }
-            self.odd.extend(odd.into_iter().filter(|(_, p)| shared.forest.held(*p, self.number)));
+            let number = self.number;
+            for (id, odd) in odd.into_iter().filter(|(_, o)| shared.forest.held(o.place, number)) {
+                self.set_odd(id, odd);
+            }
         }
     }
 }

@@ -376,3 +376,45 @@ fn memory_is_given_back_when_blocks_go_in_any_order() {
     let empty = index.stats();
     assert_eq!((empty.runs, empty.blocks, empty.held), (0, 0, 0), "{empty:?}");
 }
+
+#[test]
+fn a_block_with_two_ids_stays_until_both_are_removed() {
+    for first in [1, 2] {
+        let index = WorkerIndex::default();
+        let contents = chain::chain(&[10, 20]);
+        index.stored(worker(0), &blocks(None, &[1, 9], &[10, 20]));
+        index.stored(worker(0), &blocks(None, &[2], &[10]));
+        index.removed(worker(0), Tier::Device, &[first]);
+        assert_eq!(device(&index, &contents), 2);
+        index.removed(worker(0), Tier::Device, &[3 - first]);
+        assert_eq!(device(&index, &contents), 0);
+        assert_eq!(index.removed(worker(0), Tier::Device, &[1, 2]).unknown, 2);
+        // Neither id means the block any more.
+        index.stored(worker(0), &blocks(None, &[2], &[30]));
+        assert_eq!(index.stored(worker(0), &blocks(Some(1), &[5], &[50])).parked, 1);
+        assert_eq!(device(&index, &chain::chain(&[30])), 1);
+    }
+}
+
+/// Among 300,000 ids some dozen pairs share the half by which the index knows them.
+#[test]
+fn ids_that_share_their_kept_half_are_told_apart() {
+    let index = WorkerIndex::default();
+    let mut rng = Rng(4);
+    let ids: Vec<u64> = (0..300_000).map(|_| rng.next()).collect();
+    let locals: Vec<u64> = (0..300_000).map(|_| rng.next()).collect();
+    for (id, local) in ids.chunks(1000).zip(locals.chunks(1000)) {
+        index.stored(worker(0), &blocks(None, id, local));
+    }
+    let contents: Vec<Vec<u64>> = locals.chunks(1000).map(chain::chain).collect();
+    for (chunk, contents) in ids.chunks(1000).zip(&contents) {
+        assert_eq!(device(&index, contents), 1000);
+        let removed: Vec<u64> = chunk.iter().rev().take(400).copied().collect();
+        assert_eq!(index.removed(worker(0), Tier::Device, &removed).changed, 400);
+        assert_eq!(device(&index, contents), 600);
+    }
+    assert_eq!(index.stats().held, 180_000);
+    for contents in &contents {
+        assert_eq!(device(&index, contents), 600);
+    }
+}
