@@ -297,8 +297,7 @@ impl Candidate for Naive {
     fn find(&self, query: &Vec<u64>, (): &mut ()) -> u32 {
         let maps = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut depths: HashMap<u32, u32> = HashMap::new();
-        let mut depth = 0;
-        for content in query {
+        for (depth, content) in (0..).zip(query) {
             let Some(holders) = maps.holders.get(content) else { break };
             let mut any = false;
             for worker in holders {
@@ -311,7 +310,6 @@ impl Candidate for Naive {
             if !any {
                 break;
             }
-            depth += 1;
         }
         depths.into_values().max().unwrap_or(0)
     }

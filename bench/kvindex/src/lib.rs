@@ -10,13 +10,17 @@ pub mod workload;
 
 #[cfg(test)]
 mod tests {
-    use dynamo_kv_router::protocols::{BlockHashOptions, compute_block_hash_for_seq, compute_seq_hash_for_block};
+    use dynamo_kv_router::protocols::{
+        BlockHashOptions, compute_block_hash_for_seq, compute_seq_hash_for_block,
+    };
     use tandem_kvindex::chain::{Namespace, chain};
 
     #[test]
     fn hashes_are_those_of_dynamo() {
         let tokens: Vec<u32> = (1..=64).collect();
-        for (lora, salt) in [(None, None), (Some("adapter"), None), (None, Some("tenant")), (Some("a"), Some("b"))] {
+        for (lora, salt) in
+            [(None, None), (Some("adapter"), None), (None, Some("tenant")), (Some("a"), Some("b"))]
+        {
             let options =
                 BlockHashOptions { lora_name: lora, cache_namespace: salt, ..BlockHashOptions::default() };
             let theirs = compute_block_hash_for_seq(&tokens, 16, options);

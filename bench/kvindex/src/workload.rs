@@ -124,7 +124,8 @@ impl Trace {
             for line in lines(path)? {
                 let session: Session = serde_json::from_str(&line?)?;
                 let shared = (session.tool_tokens + session.system_tokens) / session.block_size;
-                for call in session.requests.into_iter().filter(|c| !c.hash_ids.is_empty()).take(per_session) {
+                for call in session.requests.into_iter().filter(|c| !c.hash_ids.is_empty()).take(per_session)
+                {
                     let locals = call.hash_ids.iter().enumerate().map(|(at, id)| {
                         if (at as u64) < shared {
                             mix(session.tool_tokens + 1, at as u64 + 1)

@@ -28,7 +28,13 @@ fn held(region: &Region<'_, System>) -> f64 {
 }
 
 /// Bytes for each block that a worker holds, after each pass.
-fn run<C: Candidate>(index: &C, trace: &Trace, fleet: Fleet, passes: u64, region: &Region<'_, System>) -> Vec<f64> {
+fn run<C: Candidate>(
+    index: &C,
+    trace: &Trace,
+    fleet: Fleet,
+    passes: u64,
+    region: &Region<'_, System>,
+) -> Vec<f64> {
     let empty = held(region);
     let mut out = Vec::new();
     // The writer stays up: an index may keep its lookups on the writer's stack.

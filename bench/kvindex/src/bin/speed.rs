@@ -126,7 +126,9 @@ fn middle(rounds: &[Outcome]) -> Outcome {
 
 fn main() -> Result<()> {
     let Args { options } = Args::parse();
-    println!("| trace | workers | index | events, M blocks/s | events + matches, M blocks/s | match p50, ns | p99, ns | quiet p50, ns | p99, ns | mean depth |");
+    println!(
+        "| trace | workers | index | events, M blocks/s | events + matches, M blocks/s | match p50, ns | p99, ns | quiet p50, ns | p99, ns | mean depth |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     options.runs(|name, trace, fleet| {
         let load = Maker::new(fleet.workers, fleet.capacity).pass(trace, 0, fleet.copies);
@@ -151,7 +153,14 @@ fn main() -> Result<()> {
             let o = middle(rounds);
             println!(
                 "| {name} | {} | {index} | {:.2} | {:.2} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} |",
-                fleet.workers, o.apply / 1e6, o.both / 1e6, o.busy[0], o.busy[1], o.quiet[0], o.quiet[1], o.depth
+                fleet.workers,
+                o.apply / 1e6,
+                o.both / 1e6,
+                o.busy[0],
+                o.busy[1],
+                o.quiet[0],
+                o.quiet[1],
+                o.depth
             );
         }
         Ok(())
