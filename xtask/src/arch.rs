@@ -19,16 +19,19 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
     ("dialect", true, &["types"]),
     ("kvwire", true, &["types"]),
     ("kvindex", true, &["types"]),
+    ("kvplane", true, &["types", "kvwire", "kvindex"]),
     ("routing", true, &["types"]),
+    ("lineage", true, &["types"]),
     ("trace", true, &["types"]),
     ("engine-model", true, &["types"]),
     ("scheduler", true, &["types", "routing"]),
+    ("prompt", false, &["types"]),
     ("engines", false, &["types", "kvwire"]),
     ("mock-engine", false, &["types", "engine-model", "kvwire", "dialect"]),
     (
         "gateway",
         false,
-        &["types", "identity", "dialect", "scheduler", "routing", "engines", "kvwire", "trace"],
+        &["types", "identity", "dialect", "lineage", "scheduler", "routing", "engines", "kvwire", "trace"],
     ),
     (
         "cli",
@@ -68,7 +71,7 @@ const RESERVED: &[(&str, &[&str])] = &[
     ("axum", &["gateway"]),
     ("zeromq", &["engines", "mock-engine", "gateway"]),
     ("clap", &["cli", "xtask"]),
-    ("tokenizers", &[]),
+    ("tokenizers", &["prompt"]),
 ];
 
 /// Source text that a pure crate must not contain outside tests.
