@@ -99,6 +99,15 @@ pub struct Applied {
     pub refused: usize,
 }
 
+/// A block that a worker holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldBlock {
+    /// Its content hash.
+    pub content: u64,
+    /// Whether it lies in device memory, in host memory, on disk.
+    pub tiers: [bool; 3],
+}
+
 /// Sizes of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
@@ -191,6 +200,20 @@ impl WorkerIndex {
     pub fn find(&self, chain: &[u64], out: &mut Matches) {
         let names = self.roster.names();
         out.walk(&self.shared.forest, chain, |number| names.get(number));
+    }
+
+    /// The blocks that a worker's ids name, one for each id; `None` = it holds none of that name.
+    pub fn blocks(&self, worker: WorkerId, ids: &[u64], out: &mut Vec<Option<HeldBlock>>) {
+        out.clear();
+        self.roster
+            .with_known(worker, |state| out.extend(ids.iter().map(|id| state.block(&self.shared, *id))));
+        out.resize(ids.len(), None);
+    }
+
+    /// Blocks that a worker holds, in whatever tier.
+    #[must_use]
+    pub fn held_by(&self, worker: WorkerId) -> usize {
+        self.roster.with_known(worker, |state| state.held()).unwrap_or_default()
     }
 
     /// Sizes, counted now: for metrics, not for the hot path.

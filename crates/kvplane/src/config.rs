@@ -40,6 +40,8 @@ pub struct PlaneConfig {
     /// How long what a silent worker said is believed, and how long a new one may be silent before it counts as
     /// one without events.
     pub stale_after: Duration,
+    /// A store that was not listed for so long is not counted on: it evicts without telling.
+    pub store_trust: Duration,
     /// Most blocks of one worker's cache group that wait for their parent.
     pub orphans_max: usize,
     /// Most workers.
@@ -67,6 +69,7 @@ impl Default for PlaneConfig {
             block_size: 16,
             predict: Duration::from_secs(10),
             stale_after: Duration::from_secs(60),
+            store_trust: Duration::from_secs(600),
             orphans_max: 4_096,
             workers_max: WORKERS_MAX,
             predictions_max: PREDICTIONS_MAX,

@@ -1,4 +1,16 @@
-//! How much is known of a worker.
+//! How much is known of a worker, and how that changes.
+//!
+//! ```text
+//!             live                    stale
+//!   Blind ───────────► Exact ◄──────────────► Stale
+//!     │                  │ cleared, and silent    │
+//!     │ stale_after      ▼ for stale_after        │ stale_after
+//!     └────────────► Approximate ◄────────────────┘        (live leads back to Exact from everywhere)
+//! ```
+//!
+//! A worker without events is `Approximate` throughout; where that is switched off, `Blind`.
+
+use std::time::Duration;
 
 use tandem_types::{Time, WorkerId};
 
@@ -39,4 +51,35 @@ pub struct Transition {
     pub to: Option<Knowledge>,
     /// When.
     pub at: Time,
+}
+
+/// What a worker's event stream is like.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stream {
+    /// A publisher is followed.
+    pub(crate) followed: bool,
+    /// It is up to date.
+    pub(crate) live: bool,
+    /// It was up to date before, and something was heard since all was void last.
+    pub(crate) heard: bool,
+    /// The last change of these.
+    pub(crate) since: Time,
+}
+
+impl Stream {
+    pub(crate) const fn new(followed: bool, now: Time) -> Self {
+        Self { followed, live: false, heard: false, since: now }
+    }
+
+    pub(crate) fn knowledge(self, fallback: Knowledge, patience: Duration, now: Time) -> Knowledge {
+        let lately = now.since(self.since) < patience;
+        match (self.followed, self.live, self.heard) {
+            (true, true, true) => Knowledge::Exact,
+            // All was void a moment ago: a restarted engine holds nothing until it says so.
+            (true, true, false) if lately => Knowledge::Exact,
+            (true, false, true) if lately => Knowledge::Stale,
+            (true, false, false) if lately => Knowledge::Blind,
+            _ => fallback,
+        }
+    }
 }

@@ -34,6 +34,15 @@ pub struct WorkerPrefix {
     pub source: MatchSource,
 }
 
+/// What one worker could load of a prompt from a shared store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SharedPrefix {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Blocks right behind its own leading ones ([`WorkerPrefix::disk`]).
+    pub blocks: u32,
+}
+
 /// Where a prompt's KV lies. The default says that nothing is known: neither the prompt's blocks nor any worker.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PrefixMatch {
@@ -51,6 +60,11 @@ pub struct PrefixMatch {
     /// Blocks that a shared store holds: positions in the prompt, ascending, half open, disjoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shared: Vec<Range<u32>>,
+    /// What each worker could load from the shared store: engines lay their blocks out there in ways of their own,
+    /// and not all of them use it. Sorted by worker; those that use none are not listed. Absent = any worker can
+    /// load what `shared` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loadable: Option<Vec<SharedPrefix>>,
     /// State of the index: rises with each change that it took in, so that a reader of a record can tell an old
     /// match from a new one.
     #[serde(default)]
@@ -67,6 +81,7 @@ impl PrefixMatch {
             workers: Vec::new(),
             blind: Vec::new(),
             shared: Vec::new(),
+            loadable: None,
             version: 0,
         }
     }
@@ -101,6 +116,26 @@ impl PrefixMatch {
             end = end.max(run.end);
         }
         end.min(self.blocks.max(from))
+    }
+
+    /// Blocks that a worker could load from the shared store right behind its own.
+    #[must_use]
+    pub fn shared_beyond(&self, held: WorkerPrefix) -> u32 {
+        match &self.loadable {
+            None => self.shared_run_end(held.disk) - held.disk,
+            Some(list) => {
+                let found = list.binary_search_by_key(&held.worker, |shared| shared.worker);
+                let blocks = found.ok().and_then(|at| list.get(at)).map_or(0, |shared| shared.blocks);
+                blocks.min(self.blocks.saturating_sub(held.disk))
+            }
+        }
+    }
+
+    /// Whether a worker can load from the shared store at all.
+    #[must_use]
+    pub fn uses_store(&self, worker: WorkerId) -> bool {
+        let listed = |list: &Vec<SharedPrefix>| list.binary_search_by_key(&worker, |s| s.worker).is_ok();
+        self.loadable.as_ref().is_none_or(listed)
     }
 }
 
@@ -141,5 +176,26 @@ mod tests {
         assert_eq!(found.of(worker(3)), None);
         found.block_size = 0;
         assert_eq!(found.of(worker(2)), None);
+    }
+
+    #[test]
+    fn a_worker_loads_what_its_own_layout_has_and_no_more() {
+        let held = |engine, disk| WorkerPrefix {
+            worker: worker(engine),
+            device: 0,
+            host: 0,
+            disk,
+            source: MatchSource::Exact,
+        };
+        let mut found = PrefixMatch { block_size: 16, blocks: 8, ..PrefixMatch::unknown() };
+        found.shared.push(1..4);
+        assert_eq!([held(1, 0), held(1, 1), held(1, 2)].map(|held| found.shared_beyond(held)), [0, 3, 2]);
+        found.loadable = Some(vec![
+            SharedPrefix { worker: worker(1), blocks: 2 },
+            SharedPrefix { worker: worker(3), blocks: 9 },
+        ]);
+        let beyond = [held(1, 1), held(2, 1), held(3, 5)].map(|held| found.shared_beyond(held));
+        assert_eq!(beyond, [2, 0, 3]);
+        assert_eq!([1, 2, 3].map(|engine| found.uses_store(worker(engine))), [true, false, true]);
     }
 }

@@ -57,6 +57,8 @@ struct Routes {
     /// What ends next; some of it was renewed since.
     queue: VecDeque<(u64, RunNo)>,
     blocks: usize,
+    /// Most blocks that the worker is credited with, besides what is to be kept at all.
+    most: usize,
     last: u64,
     pieces: Vec<Piece>,
 }
@@ -68,6 +70,7 @@ impl From<u32> for Routes {
             steps: BTreeMap::new(),
             queue: VecDeque::new(),
             blocks: 0,
+            most: usize::MAX,
             last: 0,
             pieces: Vec::new(),
         }
@@ -101,21 +104,23 @@ impl RoutedIndex {
         self.roster
             .with(worker, |routes| {
                 let (until, most) = match self.keep {
-                    Keep::For(time) => ((now + time).0.max(routes.last), usize::MAX),
-                    Keep::Blocks(blocks) => (routes.last + 1, blocks),
+                    Keep::For(time) => ((now + time).0.max(routes.last), routes.most),
+                    Keep::Blocks(blocks) => (routes.last + 1, blocks.min(routes.most)),
                 };
                 routes.last = until;
                 let chain = chain.get(..chain.len().min(most)).unwrap_or(chain);
                 let stored = routes.add(&self.forest, chain, until);
-                match self.keep {
-                    Keep::For(_) => routes.end(&self.forest, |end, _| end <= now.0),
-                    Keep::Blocks(most) => {
-                        routes.end(&self.forest, |end, blocks| blocks > most && end < until)
-                    }
-                }
+                let over = matches!(self.keep, Keep::For(_));
+                routes.end(&self.forest, |end, blocks| over && end <= now.0 || blocks > most && end < until);
                 stored.then_some(Route(until))
             })
             .flatten()
+    }
+
+    /// A worker's cache has room for so many blocks: it is never credited with more, but for dispatches of the same
+    /// instant. Holds until the worker is removed.
+    pub fn bound(&self, worker: WorkerId, blocks: usize) {
+        self.roster.with(worker, |routes| routes.most = blocks);
     }
 
     /// A dispatch did not come about, or events tell better now what it left behind.

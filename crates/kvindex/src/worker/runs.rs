@@ -12,6 +12,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::HeldBlock;
 use super::span::{Span, Spans};
 use super::table::Table;
 
@@ -284,6 +285,21 @@ impl Forest {
         let Some(run) = shard.run(place.run()) else { return false };
         let at = place.position();
         run.spans.of(worker).iter().any(|s| s.start() <= at && at < s.end())
+    }
+
+    /// The block at a place, if a worker holds it.
+    pub(super) fn block(&self, place: Place, worker: u32) -> Option<HeldBlock> {
+        let shard = self.read(Self::shard_of(place.run()))?;
+        let run = shard.run(place.run())?;
+        let content = *run.blocks.get(place.position() as usize)?;
+        let at = place.position();
+        let mut tiers = [false; 3];
+        for span in run.spans.of(worker).iter().filter(|s| s.start() <= at && at < s.end()) {
+            if let Some(tier) = tiers.get_mut(usize::from(span.tier())) {
+                *tier = true;
+            }
+        }
+        tiers.contains(&true).then_some(HeldBlock { content, tiers })
     }
 
     /// Puts the blocks `contents` after `cursor` and into the worker's tier. Pieces stored before an error

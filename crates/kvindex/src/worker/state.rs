@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::orphans::{Orphan, Orphans};
 use super::runs::{Cursor, Dropped, Forest, Piece, Place, RunNo, Unplaced};
 use super::table::Table;
-use super::{Applied, Copies, Stored, WorkerIndexConfig};
+use super::{Applied, Copies, HeldBlock, Stored, WorkerIndexConfig};
 use crate::chain;
 
 /// What all workers share.
@@ -132,6 +132,11 @@ impl State {
     fn resolve(&self, shared: &Shared, id: u64) -> Option<Cursor> {
         let place = self.place(id)?;
         Some(Cursor { place, content: shared.forest.content(place)? })
+    }
+
+    /// The block that an id names, if the worker holds it.
+    pub(super) fn block(&self, shared: &Shared, id: u64) -> Option<HeldBlock> {
+        shared.forest.block(self.place(id)?, self.number)
     }
 
     /// Stores blocks after a known parent.

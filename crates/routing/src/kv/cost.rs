@@ -75,7 +75,7 @@ impl CostTerms {
 pub fn expected_prefill(turn: &RouteTurn<'_>, worker: WorkerId) -> u64 {
     let prompt = prompt_tokens(turn);
     let cached = match known(turn, worker) {
-        Some((found, held)) => u64::from(found.shared_run_end(held.disk)) * u64::from(found.block_size),
+        Some((found, held)) => u64::from(held.disk + found.shared_beyond(held)) * u64::from(found.block_size),
         None => assumed(turn, worker),
     };
     prompt.saturating_sub(cached)
@@ -201,7 +201,7 @@ impl<'a> Costs<'a> {
         terms.device_blocks = held.device;
         terms.host_blocks = held.host - held.device;
         terms.disk_blocks = held.disk - held.host;
-        terms.shared_blocks = found.shared_run_end(held.disk) - held.disk;
+        terms.shared_blocks = found.shared_beyond(held);
         let tiers = [
             (0, held.device, weights.device),
             (held.device, held.host, weights.host),
@@ -210,10 +210,11 @@ impl<'a> Costs<'a> {
         let mut own = 0.0;
         // A block that is in the shared store too is taken from wherever it saves more.
         let mut shared = weights.shared * f64::from(terms.shared_blocks);
+        let stored = found.uses_store(worker);
         for (start, end, weight) in tiers {
             own += weight * f64::from(end - start);
             let gain = weights.shared - weight;
-            if gain > 0.0 && end > start {
+            if gain > 0.0 && end > start && stored {
                 shared += gain * f64::from(overlap(found, start, end));
             }
         }
