@@ -13,15 +13,19 @@
 //!   the engines' business and the caller's to apply.
 //! - Sources: recorded requests of twelve harnesses, named in the tests that read them.
 
+mod compare;
 mod divergence;
+mod evidence;
+mod json;
 pub mod limits;
+mod mask;
 mod outline;
 mod split;
 mod table;
 mod text;
 
 pub use divergence::{Cause, Divergence, Position, Relation, ToolsChange};
-pub use outline::{Outline, OutlineError, Segment, SegmentKind, outline};
+pub use outline::{Outline, OutlineError, RAW_BYTES, RAW_IDS, Segment, SegmentKind, outline};
 pub use split::{Split, SplitInput, split};
 pub use table::{Arrival, Arriving, Basis, Ended, Expected, Inferred, Lineage, LineageConfig, Ticket};
 pub use text::text_blocks;

@@ -1,0 +1,103 @@
+//! One program: its lines of conversation and what it taught.
+
+use std::sync::Arc;
+
+use tandem_types::Time;
+
+use super::Ticket;
+use crate::evidence::{Before, Resends};
+use crate::outline::{Outline, Segment, bytes};
+
+/// A prompt, and what is known of the turn that it belongs to.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) ticket: Ticket,
+    pub(super) segments: Arc<[Segment]>,
+    pub(super) bytes: u64,
+    pub(super) folded: bool,
+    pub(super) tokens: Option<Arc<[u32]>>,
+    pub(super) answer: Option<Arc<[u32]>>,
+    pub(super) counts: Option<Before>,
+    /// The answer called tools.
+    pub(super) called: bool,
+    /// Ids of its tool calls, hashed.
+    pub(super) calls: Vec<u64>,
+}
+
+impl Line {
+    pub(super) fn new(outline: &Outline, tokens: Option<&Arc<[u32]>>) -> Self {
+        Self {
+            ticket: Ticket(0),
+            segments: Arc::clone(&outline.segments),
+            bytes: bytes(&outline.segments),
+            folded: outline.folded,
+            tokens: tokens.cloned(),
+            answer: None,
+            counts: None,
+            called: false,
+            calls: Vec::new(),
+        }
+    }
+
+    pub(super) fn tokens_held(&self) -> usize {
+        let length = |tokens: &Option<Arc<[u32]>>| tokens.as_ref().map_or(0, |tokens| tokens.len());
+        length(&self.tokens) + length(&self.answer)
+    }
+
+    /// Tokens of the prompt.
+    pub(super) fn prompt_tokens(&self) -> Option<u64> {
+        self.counts.map(|counts| counts.prompt).or_else(|| self.tokens.as_ref().map(|ids| ids.len() as u64))
+    }
+}
+
+/// One line of conversation.
+#[derive(Debug)]
+pub(super) struct Branch {
+    pub(super) id: u32,
+    /// Its last answered turn.
+    pub(super) line: Option<Line>,
+    /// Turns of it that are not answered yet.
+    pub(super) open: Vec<Ticket>,
+    /// Rises with each use.
+    pub(super) used: u64,
+}
+
+/// One program.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) branches: Vec<Branch>,
+    pub(super) quiet: (Time, u64),
+    pub(super) resends: Resends,
+    next_branch: u32,
+}
+
+impl Program {
+    pub(super) fn new(quiet: (Time, u64)) -> Self {
+        Self { branches: Vec::new(), quiet, resends: Resends::default(), next_branch: 0 }
+    }
+
+    pub(super) fn branch(&self, id: u32) -> Option<&Branch> {
+        self.branches.iter().find(|branch| branch.id == id)
+    }
+
+    pub(super) fn branch_mut(&mut self, id: u32) -> Option<&mut Branch> {
+        self.branches.iter_mut().find(|branch| branch.id == id)
+    }
+
+    pub(super) fn add_branch(&mut self, used: u64) -> u32 {
+        let id = self.next_branch;
+        self.next_branch = self.next_branch.wrapping_add(1);
+        self.branches.push(Branch { id, line: None, open: Vec::new(), used });
+        id
+    }
+
+    pub(super) fn open_turns(&self) -> usize {
+        self.branches.iter().map(|branch| branch.open.len()).sum()
+    }
+
+    /// The branch that was used least recently, those without open turns first; never `keep`.
+    pub(super) fn least_used(&self, keep: u32) -> Option<u32> {
+        let others = self.branches.iter().filter(|branch| branch.id != keep);
+        others.min_by_key(|branch| (!branch.open.is_empty(), branch.used)).map(|branch| branch.id)
+    }
+}
