@@ -14,12 +14,10 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// A file is larger than any real one.
-    #[error("{}: {bytes} bytes, at most {max} are read", path.display())]
+    #[error("{}: larger than {max} bytes", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size.
-        bytes: u64,
         /// The bound.
         max: u64,
     },

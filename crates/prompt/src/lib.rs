@@ -6,11 +6,17 @@
 //!   will serve it. Outputs: the rendered prompt and its token ids.
 //! - Deliberately absent: clocks (a template that prints the date is handed the time), sockets, media.
 
+mod chat;
+mod detect;
 mod error;
+mod json;
 mod model;
 mod render;
+mod sglang;
+mod template;
 mod time;
 mod tokens;
+mod vllm;
 
 pub use error::{LoadError, RenderError};
 pub use model::{ContentFormat, LoadOptions, PromptModel};

@@ -39,7 +39,6 @@ const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday",
 
 impl LocalTime {
     /// `format` filled in; `None` for a directive that is not known here or a time that is none.
-    #[allow(dead_code, reason = "called by chat templates")]
     pub(crate) fn strftime(&self, format: &str) -> Option<String> {
         let month = MONTHS.get(usize::try_from(self.month.checked_sub(1)?).ok()?)?;
         let weekday = DAYS.get(self.weekday())?;
