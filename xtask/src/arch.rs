@@ -31,7 +31,19 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
     (
         "gateway",
         false,
-        &["types", "identity", "dialect", "lineage", "scheduler", "routing", "engines", "kvwire", "trace"],
+        &[
+            "types",
+            "identity",
+            "dialect",
+            "kvplane",
+            "lineage",
+            "prompt",
+            "scheduler",
+            "routing",
+            "engines",
+            "kvwire",
+            "trace",
+        ],
     ),
     (
         "cli",

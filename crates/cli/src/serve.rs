@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use tandem_gateway::config::{ApiKey, Config, Resolved, Secret, Size, Span, Tls, TraceFormat};
+use tandem_gateway::config::{
+    ApiKey, Config, KvStore, PromptSource, Resolved, Secret, Size, Span, Tls, TokenizerArg, TraceFormat,
+};
 use tandem_gateway::{Gateway, StartError};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -26,6 +28,8 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     workers: WorkerArgs,
+    #[command(flatten)]
+    kv: KvArgs,
     #[command(flatten)]
     listen: ListenArgs,
     #[command(flatten)]
@@ -58,6 +62,46 @@ struct WorkerArgs {
     /// Time between two health checks of an engine.
     #[arg(long, env = "TANDEM_HEALTH_INTERVAL", value_name = "DURATION")]
     health_interval: Option<Span>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "KV")]
+struct KvArgs {
+    /// Look prompts up in an index of the engines' caches; unset, where the policy uses it (`kv`).
+    #[arg(long, env = "TANDEM_KV", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    kv: Option<bool>,
+    /// Follow the cache events that engines publish (true).
+    #[arg(long, env = "TANDEM_KV_EVENTS", value_name = "BOOL")]
+    kv_events: Option<bool>,
+    /// Where a prompt's blocks come from, the first that has them: `local`, `lineage`, `engine`, `text`.
+    #[arg(long, env = "TANDEM_KV_SOURCES", value_name = "SOURCE", num_args = 1.., value_delimiter = ',')]
+    kv_sources: Vec<PromptSource>,
+    /// Folder with tokenizer and chat template of a model (`MODEL=FOLDER`) or of all models (`FOLDER`). May be
+    /// repeated.
+    #[arg(
+        long = "tokenizer",
+        env = "TANDEM_TOKENIZER",
+        value_name = "[MODEL=]FOLDER",
+        value_delimiter = ','
+    )]
+    tokenizers: Vec<TokenizerArg>,
+    /// A shared Mooncake store, such as
+    /// `events=tcp://store:5559,admin=http://store:9003,kind=vllm,head=MODEL`. May be repeated (in the
+    /// environment: with semicolons between).
+    #[arg(long = "kv-store", env = "TANDEM_KV_STORE", value_name = "PARTS", value_delimiter = ';')]
+    kv_stores: Vec<KvStore>,
+    /// Tell engines the session of each call, so that their cache events name it (true).
+    #[arg(long, env = "TANDEM_KV_TELL_SESSIONS", value_name = "BOOL")]
+    kv_tell_sessions: Option<bool>,
+    /// Longest time that a call waits for an engine to tokenize its prompt.
+    #[arg(long, env = "TANDEM_KV_ENGINE_TIMEOUT", value_name = "DURATION")]
+    kv_engine_timeout: Option<Span>,
+    /// Longest time that a call waits for the local tokenizer.
+    #[arg(long, env = "TANDEM_KV_TOKENIZER_TIMEOUT", value_name = "DURATION")]
+    kv_tokenizer_timeout: Option<Span>,
+    /// Memory for what is remembered of the prompts of sessions.
+    #[arg(long, env = "TANDEM_KV_MEMORY", value_name = "SIZE")]
+    kv_memory: Option<Size>,
 }
 
 #[derive(Debug, Args)]
@@ -143,6 +187,7 @@ pub(crate) fn layered(args: ServeArgs) -> Result<Config, Failure> {
         .into_iter()
         .for_each(|warning| tracing::warn!("{warning}"));
     apply_workers(&mut config, args.workers);
+    apply_kv(&mut config, args.kv);
     apply_listen(&mut config, args.listen);
     apply_limits(&mut config, args.limits);
     let trace = args.trace;
@@ -163,6 +208,23 @@ fn apply_workers(config: &mut Config, args: WorkerArgs) {
     set(&mut config.retry.max_attempts, args.retry_max_attempts);
     set(&mut config.breaker.failure_threshold, args.breaker_failure_threshold);
     set(&mut config.health.interval, args.health_interval);
+}
+
+fn apply_kv(config: &mut Config, args: KvArgs) {
+    let kv = &mut config.kv;
+    set_some(&mut kv.enabled, args.kv);
+    set(&mut kv.events, args.kv_events);
+    if !args.kv_sources.is_empty() {
+        kv.sources = args.kv_sources;
+    }
+    kv.tokenizers.extend(args.tokenizers.into_iter().map(|one| (one.model, one.folder)));
+    if !args.kv_stores.is_empty() {
+        kv.stores = args.kv_stores;
+    }
+    set(&mut kv.tell_sessions, args.kv_tell_sessions);
+    set(&mut kv.engine_timeout, args.kv_engine_timeout);
+    set(&mut kv.tokenizer_timeout, args.kv_tokenizer_timeout);
+    set(&mut kv.memory, args.kv_memory);
 }
 
 fn apply_listen(config: &mut Config, args: ListenArgs) {

@@ -18,10 +18,11 @@ use serde_json::json;
 use tandem_engines::{AddError, Added, EngineSpec, EngineState, EngineStatus};
 use tandem_scheduler::Input;
 use tandem_scheduler::view::WorkerView;
-use tandem_types::{EngineId, ProgramKey, SessionId, TenantId, TurnId, WorkerId};
+use tandem_types::{Dialect, EngineId, ProgramKey, SessionId, TenantId, TurnId, WorkerId};
 use tokio::net::TcpListener;
 
 use crate::app::App;
+use crate::kv::{self, Kv};
 use crate::metrics::Family;
 use crate::owner::Closed;
 use crate::tool_events;
@@ -76,6 +77,7 @@ const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// Serves the admin API until dropped.
 pub(crate) async fn serve_admin(app: Arc<App>, listener: TcpListener) {
+    let prompt_max = app.config.limits.max_payload_size.bytes();
     let router = Router::new()
         .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
         .route("/workers", get(workers).post(add_worker))
@@ -89,6 +91,10 @@ pub(crate) async fn serve_admin(app: Arc<App>, listener: TcpListener) {
         .route("/decisions", get(decisions))
         .route("/counters", get(counters))
         .route("/config", get(config))
+        .route("/kv", get(kv_picture))
+        .route("/kv/match", post(kv_match).layer(DefaultBodyLimit::max(prompt_max)))
+        .route("/kv/store/contains", post(kv_contains))
+        .route("/admin/explain/{id}", get(explain_turn))
         .route("/v1/tool_events", post(tool_rows))
         .fallback(|| async { not_found("there is no such path in the admin api") })
         .method_not_allowed_fallback(|| async {
@@ -241,6 +247,9 @@ async fn end_session(
     }
     let ended = programs.len();
     for program in programs {
+        if let Some(kv) = &app.kv {
+            kv.session_end(&program);
+        }
         app.owner.session_end(program).await;
     }
     Ok(Json(json!({"ended": ended})))
@@ -269,6 +278,7 @@ async fn explain_turn(
     Path(id): Path<String>,
 ) -> Result<Json<serde_json::Value>, Refusal> {
     let decisions = app.decisions.about(&id);
+    let prompts = app.decisions.prompts_about(&id);
     let number = id.strip_prefix('t').and_then(|n| n.parse().ok()).map(TurnId);
     let live = match number {
         Some(turn) => app.owner.look(move |scheduler| scheduler.view().turn(turn)).await?,
@@ -278,7 +288,8 @@ async fn explain_turn(
         return Err(not_found("no recent turn has this id"));
     }
     let decisions: Vec<_> = decisions.iter().map(AsRef::as_ref).collect();
-    Ok(Json(json!({"decisions": decisions, "live": live})))
+    let prompts: Vec<_> = prompts.iter().map(AsRef::as_ref).collect();
+    Ok(Json(json!({"decisions": decisions, "live": live, "prompts": prompts})))
 }
 
 async fn decisions(State(app): Shared, Query(listing): Query<Listing>) -> Json<serde_json::Value> {
@@ -294,6 +305,42 @@ async fn counters(State(app): Shared) -> Result<Json<serde_json::Value>, Refusal
 
 async fn config(State(app): Shared) -> Json<crate::config::Config> {
     Json(app.config.written.clone())
+}
+
+fn kv_of(app: &App) -> Result<&Arc<Kv>, Refusal> {
+    app.kv.as_ref().ok_or_else(|| not_found("no index of caches is kept: set kv.enabled, or policy = \"kv\""))
+}
+
+async fn kv_picture(State(app): Shared) -> Result<Json<kv::admin::Picture>, Refusal> {
+    Ok(Json(kv::admin::picture(kv_of(&app)?).await.ok_or(Closed)?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Matching {
+    /// The API of the body: `chat` (as when absent), `completions`, `responses`, `messages`.
+    dialect: Option<Dialect>,
+    tenant: Option<String>,
+}
+
+/// Where the KV of a request's prompt lies; nothing is sent to an engine but, at most, the prompt to be tokenized.
+async fn kv_match(
+    State(app): Shared,
+    Query(matching): Query<Matching>,
+    body: AxumBytes,
+) -> Result<Json<kv::admin::Match>, Refusal> {
+    let tenant = match matching.tenant {
+        Some(name) => TenantId::new(&name).map_err(|error| bad_request(format!("tenant: {error}")))?,
+        None => TenantId::default(),
+    };
+    let dialect = matching.dialect.unwrap_or(Dialect::Chat);
+    let found = kv::admin::look_up(&app, kv_of(&app)?, dialect, &tenant, body).await;
+    found.map(Json).map_err(bad_request)
+}
+
+/// Which of these objects the shared store is known to hold.
+async fn kv_contains(State(app): Shared, Json(keys): Json<Vec<String>>) -> Result<Json<Vec<bool>>, Refusal> {
+    Ok(Json(kv_of(&app)?.contains(keys).await.ok_or(Closed)?))
 }
 
 async fn tool_rows(State(app): Shared, body: AxumBytes) -> Result<Json<serde_json::Value>, Refusal> {

@@ -13,6 +13,7 @@ use crate::body::Reading;
 use crate::clock::Clock;
 use crate::config::Resolved;
 use crate::explain::Decisions;
+use crate::kv::Kv;
 use crate::metrics::Metrics;
 use crate::owner::Owner;
 use crate::trace_log::TraceLog;
@@ -27,6 +28,8 @@ pub(crate) struct App {
     pub(crate) decisions: Decisions,
     pub(crate) trace: TraceLog,
     pub(crate) reading: Reading,
+    /// Where KV lies; `None` = nobody asks.
+    pub(crate) kv: Option<Arc<Kv>>,
     /// One permit per call under way.
     pub(crate) slots: Arc<Semaphore>,
     /// Cancelled when shutdown begins: readiness is gone.
@@ -51,11 +54,12 @@ pub(crate) struct Shared {
     pub(crate) decisions: Decisions,
     pub(crate) trace: TraceLog,
     pub(crate) reading: Reading,
+    pub(crate) kv: Option<Arc<Kv>>,
 }
 
 impl App {
     pub(crate) fn new(shared: Shared) -> Self {
-        let Shared { config, clock, metrics, owner, engines, decisions, trace, reading } = shared;
+        let Shared { config, clock, metrics, owner, engines, decisions, trace, reading, kv } = shared;
         Self {
             slots: Arc::new(Semaphore::new(config.max_concurrent_requests.min(Semaphore::MAX_PERMITS))),
             config,
@@ -66,6 +70,7 @@ impl App {
             decisions,
             trace,
             reading,
+            kv,
             draining: CancellationToken::new(),
             aborting: CancellationToken::new(),
             ids: RequestIds::default(),

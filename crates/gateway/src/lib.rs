@@ -2,7 +2,8 @@
 //!
 //! - Purpose: carry out what the scheduler decides. A request passes through named phases, each in a module of
 //!   its own: sockets and limits ([`server`], [`body`]) -> route ([`http_service`]) -> keys ([`auth`]) ->
-//!   identity and edits, hold and dispatch, the answer as it comes ([`turn`]) -> trace ([`trace_log`]).
+//!   identity and edits, where the prompt's KV lies ([`kv`]), hold and dispatch, the answer as it comes ([`turn`])
+//!   -> trace ([`trace_log`]).
 //! - State: one task owns the scheduler ([`owner`]); everything else is shared read-only or by channel.
 //! - Invariants: I-GW-1 every accepted turn ends exactly once and gives one trace row; I-GW-2 no client waits
 //!   longer than its bound without an answer; I-GW-3 bytes of requests and answers pass unchanged but for named
@@ -19,6 +20,7 @@ pub mod config;
 mod cors;
 mod explain;
 mod http_service;
+mod kv;
 mod metrics;
 mod models;
 mod otlp;
@@ -34,6 +36,7 @@ mod trace_log;
 mod turn;
 
 pub use config::{Config, ConfigError, Resolved};
+pub use kv::TokenizerError;
 pub use metrics::reference_page as metrics_reference_page;
 pub use otlp::{OtelEnvironment, OtlpConfig};
 pub use server::TlsKeysError;

@@ -79,8 +79,47 @@ families! {
     ToolEvents, Counter, "tandem_tool_events_total", "outcome", "Tool events received: accepted, invalid or dropped.";
     OwnerQueue, Gauge, "tandem_scheduler_queue", "", "Messages that wait for the scheduler.";
     OwnerBatchSeconds, Histogram, "tandem_scheduler_batch_seconds", "", "Time that the scheduler took for one batch of messages.";
+    RouteWishes, Counter, "tandem_route_wishes_total", "outcome", "Parts of x-tandem-route headers: taken, or ignored because they cannot be used.";
+    KvPrompts, Counter, "tandem_kv_prompts_total", "source", "Prompts by where their blocks came from: client, local, lineage, engine, text, none.";
+    KvSources, Counter, "tandem_kv_source_asked_total", "source, outcome", "Sources of prompt blocks that were asked, and what came of it: found, or why not.";
+    KvSourceSeconds, Histogram, "tandem_kv_source_seconds", "source", "Time that a source of prompt blocks took.";
+    KvTokenizerUsed, Gauge, "tandem_kv_tokenizer_used", "tokenizer", "1 while a tokenizer is used, 0 once its counts differed from the engine's too often.";
+    KvMemoBytes, Gauge, "tandem_kv_memo_bytes", "", "Memory for what is remembered of the prompts of sessions.";
+    KvPromptTokens, Counter, "tandem_kv_prompt_tokens_checked_total", "source, outcome", "Exact prompt lengths compared with the engine's: equal or different.";
+    KvPredictions, Counter, "tandem_kv_predictions_total", "source, outcome", "Predicted cached tokens compared with the engine's: equal, over or under.";
+    KvPredictionError, Histogram, "tandem_kv_prediction_error_tokens", "source", "Difference between predicted and reported cached tokens, in tokens.";
+    KvRelooks, Counter, "tandem_kv_relooks_total", "cause", "Turns looked up again with another result: while held, before a retry, at dispatch.";
+    KvDispatches, Counter, "tandem_kv_predicted_dispatches_total", "outcome", "Dispatches that count as cached at once: predicted, refused (no room) or withdrawn.";
+    KvWorkers, Gauge, "tandem_kv_workers", "knowledge", "Workers by what is known of their caches: exact, stale, approximate, blind.";
+    KvTransitions, Counter, "tandem_kv_transitions_total", "from, to", "Changes of what is known of a worker's cache.";
+    KvStreams, Gauge, "tandem_kv_streams", "state", "Event streams by state: absent, stale, replaying, live.";
+    KvBatches, Counter, "tandem_kv_batches_total", "worker", "Batches of cache events taken in.";
+    KvEvents, Counter, "tandem_kv_events_total", "", "Cache events taken in.";
+    KvClears, Counter, "tandem_kv_clears_total", "worker", "Times that all that was known of a worker's cache became void.";
+    KvGaps, Counter, "tandem_kv_gaps_total", "worker", "Holes in event streams that could not be filled.";
+    KvLost, Counter, "tandem_kv_lost_messages_total", "worker", "Messages lost in them.";
+    KvReplays, Counter, "tandem_kv_replays_total", "worker", "Replays asked for.";
+    KvRestarts, Counter, "tandem_kv_restarts_total", "worker", "Restarts of event publishers noticed.";
+    KvDecodeErrors, Counter, "tandem_kv_decode_errors_total", "worker", "Event messages and events that could not be read.";
+    KvLag, Gauge, "tandem_kv_lag_seconds", "worker", "Age of the last batch of events when it was read, by the engine's clock.";
+    KvQueue, Gauge, "tandem_kv_queue", "of", "What waits for the task that applies cache events: events, news of requests.";
+    KvBlocks, Gauge, "tandem_kv_blocks", "worker", "Blocks that a worker is known to hold, in whatever tier.";
+    KvBelieved, Gauge, "tandem_kv_believed_blocks", "", "Blocks with which workers are credited because of what was sent to them, before or without events.";
+    KvIndexBytes, Gauge, "tandem_kv_index_bytes", "of", "Memory of the indexes of sessions and of the shared store.";
+    KvSessions, Gauge, "tandem_kv_sessions", "", "Sessions whose blocks are known.";
+    KvStoreConnected, Gauge, "tandem_kv_store_connected", "", "1 while the shared store's publisher is connected.";
+    KvStoreObjects, Gauge, "tandem_kv_store_objects", "", "Objects that the shared store is known to hold.";
+    KvStoreDoubted, Gauge, "tandem_kv_store_doubted", "", "1 while something of the shared store may have been missed since the last complete listing.";
+    KvStoreListings, Counter, "tandem_kv_store_listings_total", "outcome", "Listings of the shared store: complete or partial.";
+    KvStoreDoubts, Counter, "tandem_kv_store_doubts_total", "cause", "Times that events of the shared store may have been missed.";
+    Divergence, Counter, "tandem_prefix_divergence_total", "cause", "Turns whose prompt left that of the session's last turn before its end, by cause.";
+    Reprefill, Counter, "tandem_reprefill_tokens_total", "kind", "Prompt tokens that engines computed: new, or seen before in the session and diverged, moved, evicted; unknown.";
     InputsTeeLost, Counter, "tandem_recorded_inputs_lost_total", "", "Scheduler inputs that could not be recorded; the recording ends at the first.";
 }
+
+/// Bucket bounds in tokens, for everything that counts them.
+const TOKENS: &[f64] =
+    &[0.0, 1.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0];
 
 const METADATA: Metadata<'static> = Metadata::new("tandem", Level::INFO, None);
 
@@ -115,7 +154,8 @@ impl Metrics {
         for family in Family::ALL {
             let (kind, name, ..) = family.parts();
             if kind == Kind::Histogram {
-                builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), SECONDS)?;
+                let bounds = if name.ends_with("_tokens") { TOKENS } else { SECONDS };
+                builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)?;
             }
         }
         let recorder = builder.build_recorder();
@@ -173,7 +213,8 @@ impl Metrics {
         self.gauge(family, labels, value as f64);
     }
 
-    fn gauge(&self, family: Family, labels: &[(&'static str, &str)], value: f64) {
+    /// Sets a gauge to a number that is no count.
+    pub(crate) fn gauge(&self, family: Family, labels: &[(&'static str, &str)], value: f64) {
         match self.plain.get(family as usize) {
             Some(Plain::Gauge(gauge)) => gauge.set(value),
             _ => self.recorder.register_gauge(&Self::key(family, labels), &METADATA).set(value),
@@ -189,10 +230,19 @@ impl Metrics {
 
     /// Records how long something lasted.
     pub(crate) fn lasted(&self, family: Family, labels: &[(&'static str, &str)], time: Duration) {
-        let seconds = time.as_secs_f64();
+        self.record(family, labels, time.as_secs_f64());
+    }
+
+    /// Records a number of tokens.
+    #[expect(clippy::cast_precision_loss, reason = "histograms are made of floats")]
+    pub(crate) fn tokens(&self, family: Family, labels: &[(&'static str, &str)], tokens: u64) {
+        self.record(family, labels, tokens as f64);
+    }
+
+    fn record(&self, family: Family, labels: &[(&'static str, &str)], value: f64) {
         match self.plain.get(family as usize) {
-            Some(Plain::Histogram(histogram)) => histogram.record(seconds),
-            _ => self.recorder.register_histogram(&Self::key(family, labels), &METADATA).record(seconds),
+            Some(Plain::Histogram(histogram)) => histogram.record(value),
+            _ => self.recorder.register_histogram(&Self::key(family, labels), &METADATA).record(value),
         }
     }
 

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::explain::Decisions;
+use crate::kv::Kv;
 use crate::metrics::{Family, Metrics};
 use crate::tee::Tee;
 
@@ -151,6 +152,8 @@ pub(crate) struct Parts {
     pub(crate) metrics: Metrics,
     pub(crate) decisions: Decisions,
     pub(crate) tee: Option<Tee>,
+    /// Who else wants to know of workers.
+    pub(crate) kv: Option<Arc<Kv>>,
     /// Most turns at once; bounds the channel.
     pub(crate) turns_max: usize,
 }
@@ -179,7 +182,12 @@ impl Task {
             tokio::select! {
                 biased;
                 event = self.parts.engine_events.recv(), if engines_open => match event {
-                    Some(event) => self.input(engine_input(event)),
+                    Some(event) => {
+                        if let Some(kv) = &self.parts.kv {
+                            kv.worker(&event);
+                        }
+                        self.input(engine_input(event));
+                    }
                     None => engines_open = false,
                 },
                 count = messages.recv_many(&mut batch, BATCH) => {

@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::server::{Server, TlsKeys, TlsKeysError, bind};
 use crate::tee::Tee;
 use crate::trace_log::{OpenError, Opening, TraceLog};
-use crate::{admin, otlp, owner, tool_events};
+use crate::{admin, kv, otlp, owner, tool_events};
 
 /// Changes of engines that may wait for the scheduler.
 const ENGINE_EVENTS: usize = 4096;
@@ -64,6 +64,12 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// A tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::kv::TokenizerError),
+    /// The thread of cache events.
+    #[error("cannot start the thread of kv events: {0}")]
+    KvThread(io::Error),
     /// The address for tool events.
     #[error("tool_events.zmq_endpoint: cannot bind {endpoint}: {reason}")]
     ToolEvents {
@@ -127,7 +133,9 @@ impl Gateway {
         let decisions = Decisions::default();
         let client = HttpClient::new(&config.http)?;
         let (events, engine_events) = mpsc::channel(ENGINE_EVENTS);
-        let engines = Engines::start(config.engines_config.clone(), client, config.engines.clone(), events);
+        let engines =
+            Engines::start(config.engines_config.clone(), client.clone(), config.engines.clone(), events);
+        let (kv, kv_running) = start_kv(&config, &engines, client, clock, &metrics).await?.unzip();
         let (owner, owner_task) = owner::new(owner::Parts {
             scheduler: Scheduler::new(config.scheduler.clone(), config.seed)?,
             engine_events,
@@ -135,6 +143,7 @@ impl Gateway {
             metrics: metrics.clone(),
             decisions: decisions.clone(),
             tee: recording(&config, &metrics)?,
+            kv: kv.clone(),
             turns_max: config.max_concurrent_requests,
         });
         let reading = Reading {
@@ -142,8 +151,17 @@ impl Gateway {
             max: config.limits.max_payload_size.bytes(),
             idle: config.timeouts.client_body_idle.0,
         };
-        let app =
-            Arc::new(App::new(Shared { config, clock, metrics, owner, engines, decisions, trace, reading }));
+        let app = Arc::new(App::new(Shared {
+            config,
+            clock,
+            metrics,
+            owner,
+            engines,
+            decisions,
+            trace,
+            reading,
+            kv: kv.clone(),
+        }));
         for engine in app.engines.list() {
             let worker = WorkerId { engine: engine.id, rank: 0 };
             app.owner.tell(Input::WorkerExpected { worker });
@@ -154,6 +172,10 @@ impl Gateway {
         helpers.spawn(admin::serve_admin(Arc::clone(&app), admin_listener));
         helpers.spawn(admin::serve_metrics(Arc::clone(&app), metrics_listener));
         helpers.spawn(upkeep(Arc::clone(&app)));
+        if let Some(kv) = kv {
+            helpers.spawn(kv::ticks(kv));
+            helpers.spawn(kv::held::rounds(Arc::clone(&app)));
+        }
         if let Some(tools) = tools {
             helpers.spawn(tools.run(Arc::clone(&app)));
         }
@@ -163,7 +185,7 @@ impl Gateway {
         let finished = CancellationToken::new();
         // Also when the way down panics: nobody may wait for ever.
         let tell = finished.clone().drop_guard();
-        let down = way_down(Arc::clone(&app), stop, server, owner_task, helpers);
+        let down = way_down(Arc::clone(&app), stop, server, owner_task, helpers, kv_running);
         tokio::spawn(async move {
             down.await;
             drop(tell);
@@ -221,6 +243,32 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         self.app.draining.cancel();
         self.app.aborting.cancel();
+    }
+}
+
+/// Starts what learns where KV lies, where anybody wants to know.
+async fn start_kv(
+    config: &Resolved,
+    engines: &Engines,
+    client: HttpClient,
+    clock: Clock,
+    metrics: &Metrics,
+) -> Result<Option<(Arc<kv::Kv>, kv::Running)>, StartError> {
+    let Some(settings) = config.kv.clone() else { return Ok(None) };
+    let starting = kv::Starting {
+        settings,
+        programs_max: config.scheduler.programs_max,
+        program_idle: config.scheduler.program_idle_ttl,
+        engines: engines.clone(),
+        client,
+        clock,
+        metrics: metrics.clone(),
+        seed: config.seed,
+    };
+    match kv::start(starting).await {
+        Ok(started) => Ok(Some(started)),
+        Err(kv::StartError::Tokenizer(error)) => Err(error.into()),
+        Err(kv::StartError::Thread(error)) => Err(StartError::KvThread(error)),
     }
 }
 
@@ -291,6 +339,7 @@ async fn way_down(
     mut server: tokio::task::JoinHandle<()>,
     owner: tokio::task::JoinHandle<()>,
     helpers: Helpers,
+    kv_running: Option<kv::Running>,
 ) {
     app.draining.cancelled().await;
     let timeouts = &app.config.timeouts;
@@ -318,5 +367,8 @@ async fn way_down(
     // of callers, so its task is told to end.
     app.owner.close().await;
     let _ = owner.await;
+    if let (Some(kv), Some(running)) = (&app.kv, kv_running) {
+        running.end(kv).await;
+    }
     tracing::info!("stopped");
 }

@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
+use tandem_routing::CostTerms;
 use tandem_scheduler::{Decision, HoldReason};
 use tandem_trace::config::{Records, TraceConfig};
 use tandem_trace::record::{
-    AdmissionAction, AdmissionEvent, CandidateScore, OwnKind, PayloadRecord, RoutingEvent, TraceStart,
+    AdmissionAction, AdmissionEvent, CandidateScore, OwnKind, PayloadRecord, PrefixEvent, PrefixSeen,
+    RoutingEvent, ScoreTerms, TraceStart,
 };
 use tandem_trace::writer::{Fanout, Sink, SinkError, Stream};
 use tandem_trace::{OwnEvent, Record, TraceRow, files, hash};
@@ -242,8 +244,16 @@ impl TraceLog {
                     score: score.is_finite().then_some(*score),
                 })
                 .collect(),
+            terms: decision.terms.iter().map(score_terms).collect(),
+            prefix: PrefixSeen::of(&story.kv.found.prefix),
         };
         shared.send(Job::Row(OwnEvent::new(unix_ms(), OwnKind::Routing(event)).into()));
+    }
+
+    /// What became of a turn's prompt.
+    pub(crate) fn prefix(&self, event: PrefixEvent) {
+        let Some(shared) = self.decisions() else { return };
+        shared.send(Job::Row(OwnEvent::new(unix_ms(), OwnKind::Prefix(event)).into()));
     }
 
     /// A turn waits.
@@ -289,6 +299,23 @@ impl TraceLog {
         if !matches!(closed.await, Ok(Ok(()))) {
             tracing::error!("the trace's writer did not end orderly");
         }
+    }
+}
+
+const fn score_terms(terms: &CostTerms) -> ScoreTerms {
+    ScoreTerms {
+        device_blocks: terms.device_blocks,
+        host_blocks: terms.host_blocks,
+        disk_blocks: terms.disk_blocks,
+        shared_blocks: terms.shared_blocks,
+        assumed_tokens: terms.assumed_tokens,
+        prefill: terms.prefill,
+        queued: terms.queued,
+        decode: terms.decode,
+        left_behind: terms.left_behind,
+        crowding: terms.crowding,
+        affinity: terms.affinity,
+        labels: terms.labels,
     }
 }
 

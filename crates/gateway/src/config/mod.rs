@@ -4,10 +4,12 @@
 //! Invariants: I-CFG-1 every key has a default, so an empty file is valid but for the workers; I-CFG-2 an
 //! unknown key is an error, not ignored; I-CFG-3 secrets are never written back.
 
+mod kv;
 mod resolved;
 mod sections;
 mod units;
 
+pub use kv::{Kv, KvSettings, KvStore, PromptSource, StoreKind, TokenizerArg};
 pub use resolved::{ConfigError, Listen, Resolved, Tenancy, TlsFiles, apply_trace_environment};
 pub use sections::{
     ApiKey, Auth, Breaker, Cors, EngineTls, Health, Hold, Hygiene, IdentityKeys, Limits, Retry, Sessions,
@@ -102,6 +104,8 @@ pub struct Config {
     pub identity: IdentityKeys,
     /// Volatile text at the head of prompts.
     pub hygiene: Hygiene,
+    /// Where KV lies and what prompts need.
+    pub kv: Kv,
 }
 
 impl Default for Config {
@@ -141,6 +145,7 @@ impl Default for Config {
             tool_events: ToolEvents::default(),
             identity: IdentityKeys::default(),
             hygiene: Hygiene::default(),
+            kv: Kv::default(),
         }
     }
 }

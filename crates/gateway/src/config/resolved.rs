@@ -17,6 +17,7 @@ use tandem_trace::config::{FileFormat, Records, SinkKind, ToolZmq, TraceConfig};
 use tandem_trace::record::Rows;
 use tandem_types::{IdError, TenantId};
 
+use super::kv::KvSettings;
 use super::sections::{self, TraceFormat, TraceRows, TraceSink, WorkerKind};
 use super::units::Secret;
 use super::{Config, DEFAULT_ADMIN_PORT, DEFAULT_METRICS_PORT};
@@ -65,7 +66,7 @@ pub enum ConfigError {
     },
 }
 
-fn value(key: &'static str, reason: impl Into<String>) -> ConfigError {
+pub(super) fn value(key: &'static str, reason: impl Into<String>) -> ConfigError {
     ConfigError::Value { key, reason: reason.into() }
 }
 
@@ -160,6 +161,8 @@ pub struct Resolved {
     pub trace_block_size: NonZeroU32,
     /// Where harnesses push tool events.
     pub tool_zmq: Option<ToolZmq>,
+    /// Where KV lies; `None` = nobody asks.
+    pub kv: Option<KvSettings>,
 }
 
 pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
@@ -231,6 +234,7 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
         trace_tokens: config.trace.tokens,
         trace_block_size: NonZeroU32::new(config.trace.block_size).unwrap_or(NonZeroU32::MIN),
         tool_zmq: tool_zmq(&config),
+        kv: super::kv::resolve(&config.kv, &config.policy)?,
         written: config,
     })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::response::Parts;
-use http::{HeaderValue, Response, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use tandem_engines::response_headers;
 
 use super::flight::{self, Call, Obtained, Refusal};
@@ -54,6 +54,7 @@ fn early_200(body: StreamBody) -> Response<Body> {
 fn respond_with(mut turn: Turn, call: Arc<Call>, obtained: Obtained) -> Response<Body> {
     let worker = turn.app.config.worker_header.then_some(turn.story.worker).flatten();
     let held_ms = u64::try_from(turn.story.held.as_millis()).ok();
+    let explained = turn.story.kv.explain.then(|| explained(&turn));
     let mut response = match obtained {
         Obtained::Stream(parts, upstream, filter) => {
             turn.story.status = Some(parts.status.as_u16());
@@ -93,10 +94,30 @@ fn respond_with(mut turn: Turn, call: Arc<Call>, obtained: Obtained) -> Response
     if let Some(value) = worker.and_then(|worker| HeaderValue::try_from(worker.to_string()).ok()) {
         response.headers_mut().insert("x-tandem-worker", value);
     }
+    response.headers_mut().extend(explained.unwrap_or_default());
     if let Some(held_ms) = held_ms.filter(|ms| *ms > 0) {
         response.headers_mut().insert("x-tandem-held-ms", HeaderValue::from(held_ms));
     }
     response
+}
+
+/// Why the turn went where it went, for a client that asked.
+fn explained(turn: &Turn) -> HeaderMap {
+    let (story, kv) = (&turn.story, &turn.story.kv);
+    let decision = story.decision.as_ref();
+    let promised = kv.promise.and_then(|promise| promise.tokens);
+    let values: [(&'static str, Option<String>); 6] = [
+        ("x-tandem-request-id", Some(story.request_id.to_string())),
+        ("x-tandem-worker", story.worker.map(|worker| worker.to_string())),
+        ("x-tandem-route-reason", decision.map(|decision| decision.reason.clone())),
+        ("x-tandem-prompt-source", Some(kv.found.source.word().to_owned())),
+        ("x-tandem-prompt-tokens", kv.found.exact_tokens().map(|tokens| tokens.to_string())),
+        ("x-tandem-predicted-cached-tokens", promised.map(|tokens| tokens.to_string())),
+    ];
+    let header = |(name, value): (&'static str, Option<String>)| {
+        Some((HeaderName::from_static(name), HeaderValue::try_from(value?).ok()?))
+    };
+    values.into_iter().filter_map(header).collect()
 }
 
 /// What an engine said last, when no other had an answer either.

@@ -82,8 +82,9 @@ pub(crate) fn fly(turn: Turn, call: Arc<Call>) -> Flight {
 /// The flight of a turn whose answer broke off before its first byte.
 pub(crate) fn fly_again(turn: Turn, call: Arc<Call>, failure: DispatchFailure) -> Flight {
     Box::pin(async move {
+        let mut turn = turn;
         turn.app.metrics.inc(Family::DispatchFailures, &[("kind", failure_word(failure.kind))]);
-        turn.app.owner.failed(turn.id, failure).await;
+        turn.failed(failure).await;
         obtain(turn, call, "the answer broke off before its first byte".to_owned()).await
     })
 }
@@ -140,7 +141,7 @@ async fn obtain(mut turn: Turn, call: Arc<Call>, mut trouble: String) -> (Turn, 
                         tracing::warn!(turn = turn.id.0, %worker, attempt, kind, error = %failed.text, "try failed");
                         turn.app.engines.suspect(worker.engine);
                         turn.story.failures.push(kind);
-                        turn.app.owner.failed(turn.id, failed.failure).await;
+                        turn.failed(failed.failure).await;
                         last = failed.last.or(last);
                         trouble = failed.text;
                     }

@@ -2,7 +2,7 @@
 //!
 //! Phases, one module each: [`prepare`] (body, identity, edits), [`flight`] (hold, dispatch, retry, until there
 //! is an answer), [`stream`] (the answer on its way to the client), [`story`] (what is told of it: trace row,
-//! metrics, log).
+//! metrics, log). [`prompt`] is what is known of its prompt's KV all the way, [`wishes`] what it asks of routing.
 //!
 //! Invariants: I-TRN-1 a turn that arrived ends exactly once, whatever becomes of its tasks: [`Turn`] is a
 //! guard, and dropping it without an end means that the client is gone; I-TRN-2 each end gives one trace row;
@@ -11,8 +11,10 @@
 mod answer;
 pub(crate) mod flight;
 pub(crate) mod prepare;
+mod prompt;
 mod story;
 mod stream;
+mod wishes;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +23,7 @@ use std::time::Instant;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tandem_dialect::AnswerFacts;
-use tandem_scheduler::{Decision, HoldReason, TurnOutcome, TurnResult};
+use tandem_scheduler::{Decision, DispatchFailure, HoldReason, Input, TurnOutcome, TurnResult};
 use tandem_types::{Dialect, TenantId, TurnId, WorkerId};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -71,6 +73,7 @@ impl Turn {
             self.app.held.fetch_add(1, Ordering::Relaxed);
             self.app.metrics.shift(Family::TurnsHeld, 1.0);
             self.app.trace.held(&self.story, reason, position);
+            self.story.kv.waits();
         }
         self.story.hold = Some((reason, position));
     }
@@ -78,6 +81,7 @@ impl Turn {
     /// It waits no longer.
     fn let_go(&mut self) {
         if let Some(since) = self.story.held_since.take() {
+            self.story.kv.leaves();
             self.story.held += since.elapsed();
             self.app.held.fetch_sub(1, Ordering::Relaxed);
             self.app.metrics.shift(Family::TurnsHeld, -1.0);
@@ -92,14 +96,24 @@ impl Turn {
 
     fn dispatched(&mut self, worker: WorkerId, attempt: u32) {
         self.let_go();
+        self.story.kv.goes_to(worker, self.app.clock.now());
         self.story.dispatched(worker, attempt, self.app.clock.now());
         let attempt = if attempt == 1 { "first" } else { "retry" };
         self.app.metrics.inc(Family::Dispatches, &[("attempt", attempt)]);
         self.app.metrics.inc(Family::WorkerTurns, &[("worker", &worker.to_string())]);
     }
 
+    /// A try failed before the first byte.
+    async fn failed(&mut self, failure: DispatchFailure) {
+        if let Some(prefix) = self.story.kv.failed() {
+            self.app.owner.tell(Input::PrefixFound { turn: self.id, prefix });
+        }
+        self.app.owner.failed(self.id, failure).await;
+    }
+
     /// The first byte of the answer is on its way to the client.
     fn first_byte(&mut self) {
+        self.story.kv.computed();
         self.app.owner.first_token(self.id);
         self.story.first_byte(self.app.clock.now());
     }

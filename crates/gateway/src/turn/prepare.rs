@@ -5,21 +5,26 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use hyper::body::Incoming;
 use sha2::{Digest as _, Sha256};
 use tandem_dialect::{BodyField, ErrorKind, ParsedRequest, apply_edits, parse_request};
 use tandem_identity::{Handling, Identity, RequestHead, hold_tolerance, hygiene, identify};
 use tandem_scheduler::TurnArrival;
 use tandem_trace::record::HygieneFound;
-use tandem_types::{BodyEdit, Dialect, PrefixMatch, RouteWishes, TenantId, Time, TurnFacts, TurnId};
+use tandem_types::{
+    Dialect, Harness, PrefixMatch, RequestClass, RouteWishes, TenantId, Time, TurnFacts, TurnId,
+};
 
-use super::Turn;
 use super::flight::{Call, engine_path};
+use super::prompt::TurnPrompt;
 use super::story::{Beginning, Story};
+use super::{Turn, wishes};
 use crate::app::App;
 use crate::body::{Body, ReadError, Reserved};
 use crate::clock::unix_ms;
+use crate::kv::blocks::{self, Query, Source};
+use crate::kv::engine_session;
 use crate::metrics::Family;
 use crate::respond::{self, RequestIdentity};
 use crate::trace_log::{Payload, PromptTokens};
@@ -48,7 +53,8 @@ pub(super) async fn prepare(
     let complete = Instant::now();
     let parsed = parse_request(dialect, &body).map_err(|error| refuse(error.kind(), &error.to_string()))?;
     let turn = app.next_turn();
-    let (story, call, arrival) = make(app, turn, tenant, ids, times, Received { head, body, memory, parsed });
+    let (story, call, arrival) =
+        make(app, turn, tenant, ids, times, Received { head, body, memory, parsed }).await;
     app.metrics.lasted(Family::PrepareSeconds, &[], complete.elapsed());
     let Ok((effects, last_word)) = app.owner.arrive(arrival).await else {
         return Err(refuse(ErrorKind::ShuttingDown, "the server is shutting down"));
@@ -75,7 +81,7 @@ struct Received {
 }
 
 /// What a request is to the story, to the engines and to the scheduler.
-fn make(
+async fn make(
     app: &App,
     turn: TurnId,
     tenant: TenantId,
@@ -83,7 +89,7 @@ fn make(
     (received_unix_ms, received): (u64, Time),
     request: Received,
 ) -> (Story, Call, TurnArrival) {
-    let Received { head, body, memory, parsed } = request;
+    let Received { mut head, body, memory, parsed } = request;
     let target = engine_path(&head.uri);
     let request_head = RequestHead { method: &head.method, path: &target, headers: &head.headers };
     let identity = identify(&request_head, Some(&parsed.facts), &tenant, &app.config.identity);
@@ -98,8 +104,14 @@ fn make(
             headers: app.trace.payload_headers(&head.headers),
         })
     });
-    let edited = edit(app, parsed.facts.dialect, &tenant, &identity, &parsed, body);
+    let edited = edit(app, parsed.facts.dialect, &tenant, identity.harness, &parsed, body);
     app.decisions.name(turn, ids);
+    let mut prompt = TurnPrompt::new(app.kv.clone(), turn, wishes::explain(&head.headers));
+    let wanted = wishes::wishes(&head.headers, &app.metrics);
+    find_blocks(app, &mut prompt, &identity, &parsed, &edited).await;
+    engine_headers(app, &mut head.headers, &identity);
+    let known = prompt.found.tokens.as_ref().map(|tokens| tokens.to_vec());
+    let known = parsed.facts.prompt_tokens.clone().or(known);
     let mut story = Story::begin(Beginning {
         tenant,
         request_id: ids.own.clone(),
@@ -107,10 +119,11 @@ fn make(
         identity: &identity,
         facts: &parsed.facts,
         hygiene: edited.hygiene,
-        prompt: parsed.facts.prompt_tokens.clone().map_or(PromptTokens::Unknown, PromptTokens::Known),
+        prompt: known.map_or(PromptTokens::Unknown, PromptTokens::Known),
         queue_depth: app.held.load(Ordering::Relaxed),
         received_unix_ms,
         received,
+        kv: prompt,
     });
     story.payload = payload;
     let hold_max = hold(app, &identity, &parsed, &mut story);
@@ -125,9 +138,67 @@ fn make(
         model: parsed.facts.model.clone(),
         engine_id: app.ids.claim(ids.client.as_ref(), &ids.own),
     };
-    let arrival = arrival(turn, &identity, &parsed, hold_max);
+    let found = &story.kv.found;
+    let arrival = TurnArrival {
+        input_tokens_estimate: found.exact_tokens().unwrap_or_else(|| input_tokens(&parsed.facts)),
+        prefix: whole(&found.prefix, &parsed.facts, found.source),
+        wishes: wanted,
+        ..arrival(turn, &identity, &parsed, hold_max)
+    };
     (story, call, arrival)
 }
+
+/// Finds a prompt's blocks, where an index is kept.
+async fn find_blocks(
+    app: &App,
+    prompt: &mut TurnPrompt,
+    identity: &Identity,
+    parsed: &ParsedRequest,
+    edited: &Edited,
+) {
+    let Some(kv) = &app.kv else { return };
+    let context = identity.context.as_ref();
+    prompt.program = context.map(|context| context.program.clone());
+    prompt.parent = context.and_then(|context| context.parent.clone());
+    prompt.is_turn = identity.class == RequestClass::Turn;
+    prompt.last = context.is_some_and(|context| context.session_final == Some(true));
+    let query = Query {
+        dialect: parsed.facts.dialect,
+        model: parsed.facts.model.as_deref(),
+        body: &edited.body,
+        client_tokens: parsed.facts.prompt_tokens.as_deref(),
+        program: prompt.program.as_ref(),
+        is_turn: prompt.is_turn,
+        harness: identity.harness,
+        compacted: identity.facts.context_compacted.is_some(),
+        salt: edited.salt.as_deref().map(Arc::from),
+    };
+    prompt.found = blocks::find(kv, &query).await;
+}
+
+/// A match of lineage knows the part of the prompt that repeats; the scheduler is told how long the whole is.
+fn whole(found: &PrefixMatch, facts: &TurnFacts, source: Source) -> PrefixMatch {
+    let mut found = found.clone();
+    if source == Source::Lineage {
+        let estimate = input_tokens(facts).checked_div(u64::from(found.block_size)).unwrap_or(0);
+        found.blocks = found.blocks.max(u32::try_from(estimate).unwrap_or(u32::MAX));
+    }
+    found
+}
+
+/// Takes out what is for us alone, and names the session for engines that echo it in their events.
+fn engine_headers(app: &App, headers: &mut HeaderMap, identity: &Identity) {
+    headers.remove(wishes::ROUTE);
+    headers.remove(wishes::EXPLAIN);
+    let tell = app.kv.as_ref().is_some_and(|kv| kv.settings.tell_sessions);
+    let Some(context) = identity.context.as_ref().filter(|_| tell) else { return };
+    if let Ok(value) = HeaderValue::try_from(engine_session(&context.program)) {
+        headers.insert(X_SESSION_ID, value);
+    }
+}
+
+/// The header in which vLLM takes a session's id.
+const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 
 /// A dialect as payload rows name it.
 const fn endpoint(dialect: Dialect) -> &'static str {
@@ -199,21 +270,23 @@ const fn source_word(source: tandem_types::IdentitySource) -> &'static str {
 }
 
 /// A body with our edits.
-struct Edited {
-    body: Bytes,
+pub(crate) struct Edited {
+    pub(crate) body: Bytes,
     strip_usage: bool,
     hygiene: Vec<HygieneFound>,
+    /// The salt under which engines cache it.
+    pub(crate) salt: Option<String>,
 }
 
-fn edit(
+pub(crate) fn edit(
     app: &App,
     dialect: Dialect,
     tenant: &TenantId,
-    identity: &Identity,
+    harness: Harness,
     parsed: &ParsedRequest,
     body: Bytes,
 ) -> Edited {
-    let plan = hygiene::plan(dialect, identity.harness, &body, &app.config.hygiene);
+    let plan = hygiene::plan(dialect, harness, &body, &app.config.hygiene);
     let mut found = Vec::with_capacity(plan.found.len());
     for item in &plan.found {
         let kind = volatile_word(item.kind);
@@ -226,11 +299,17 @@ fn edit(
     let usage = if app.config.ask_for_usage { parsed.ask_for_usage() } else { None };
     let strip_usage = usage.is_some();
     edits.extend(usage);
+    let mut in_force = parsed
+        .field(BodyField::CacheSalt)
+        .and_then(|range| serde_json::from_slice::<String>(body.get(range)?).ok())
+        .filter(|salt| !salt.is_empty());
     if app.config.tenancy.salt_caches {
-        edits.extend(salt(tenant, parsed, &body));
+        let ours = salt(tenant, parsed, &body);
+        edits.extend(parsed.set_field(BodyField::CacheSalt, format!("\"{ours}\"").as_bytes()));
+        in_force = Some(ours);
     }
     let body = if edits.is_empty() { body } else { apply_edits(&body, &mut edits).into() };
-    Edited { body, strip_usage, hygiene: found }
+    Edited { body, strip_usage, hygiene: found, salt: in_force }
 }
 
 const fn volatile_word(kind: tandem_identity::VolatileKind) -> &'static str {
@@ -241,9 +320,9 @@ const fn volatile_word(kind: tandem_identity::VolatileKind) -> &'static str {
     }
 }
 
-/// The edit that keeps a tenant's cached prompts apart: a salt made of the tenant and of the client's own
-/// salt, if it has one, so that no client can name another tenant's.
-fn salt(tenant: &TenantId, parsed: &ParsedRequest, body: &[u8]) -> Option<BodyEdit> {
+/// What keeps a tenant's cached prompts apart: a salt made of the tenant and of the client's own salt, if it has
+/// one, so that no client can name another tenant's.
+fn salt(tenant: &TenantId, parsed: &ParsedRequest, body: &[u8]) -> String {
     let mut hash = Sha256::new();
     hash.update(tenant.as_str().as_bytes());
     hash.update([0]);
@@ -251,8 +330,7 @@ fn salt(tenant: &TenantId, parsed: &ParsedRequest, body: &[u8]) -> Option<BodyEd
         hash.update(own);
     }
     let digest = hash.finalize();
-    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    parsed.set_field(BodyField::CacheSalt, format!("\"{hex}\"").as_bytes())
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// How long the turn may be held, and when its client must see something.

@@ -14,6 +14,7 @@ use tandem_trace::record::{
 use tandem_trace::timing::{Moments, kv_hit_rate};
 use tandem_types::{Dialect, RequestId, TenantId, Time, TurnFacts, TurnId, Usage, WorkerId};
 
+use super::prompt::TurnPrompt;
 use crate::app::App;
 use crate::metrics::Family;
 use crate::trace_log::{Finished, Payload, PromptTokens};
@@ -77,6 +78,8 @@ pub(crate) struct Story {
     pub(crate) status: Option<u16>,
     /// Content, where the trace wants it.
     pub(crate) payload: Option<Box<Payload>>,
+    /// What is known of its prompt.
+    pub(crate) kv: TurnPrompt,
 }
 
 /// What a story begins with.
@@ -91,6 +94,7 @@ pub(crate) struct Beginning<'a> {
     pub(crate) queue_depth: u64,
     pub(crate) received_unix_ms: u64,
     pub(crate) received: Time,
+    pub(crate) kv: TurnPrompt,
 }
 
 impl Story {
@@ -135,6 +139,7 @@ impl Story {
             first_byte: None,
             status: None,
             payload: None,
+            kv: from.kv,
         }
     }
 
@@ -174,6 +179,12 @@ impl Story {
         }
         let usage = facts.and_then(|facts| facts.usage);
         self.count_tokens(app, &end, usage);
+        let session = self.agent.as_ref().map(|agent| agent.session_id.clone());
+        let prefix = self.kv.over(facts, (self.request_id.as_str(), session.as_deref()), ended);
+        if let Some(prefix) = prefix {
+            app.decisions.prompt(self.kv.turn, &prefix, &self.kv.found.prefix);
+            app.trace.prefix(prefix);
+        }
         if app.config.log_requests {
             self.log(end_word(&end), status, ended, usage);
         }

@@ -8,6 +8,7 @@ mod config;
 mod engine;
 mod faults;
 mod holds;
+mod kv;
 mod modelled;
 #[cfg(feature = "otlp")]
 mod otlp;

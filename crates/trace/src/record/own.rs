@@ -1,7 +1,7 @@
 //! Event types of ours: schema `tandem.trace.v1`, in the companion file.
 
 use serde::{Deserialize, Serialize};
-use tandem_types::WorkerId;
+use tandem_types::{MatchSource, PrefixMatch, WorkerId};
 
 /// One row of our own schema.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,6 +45,8 @@ pub enum OwnKind {
     Admission(AdmissionEvent),
     /// A worker was chosen for a turn.
     Routing(RoutingEvent),
+    /// A turn is over: what of its prompt was expected to be cached, what was, and why the rest was not.
+    Prefix(PrefixEvent),
 }
 
 /// Who writes a trace, and how.
@@ -178,6 +180,181 @@ pub struct RoutingEvent {
     /// Everybody in the choice, with scores (lower is better).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<CandidateScore>,
+    /// What makes up each of these scores, in the same order; empty for policies whose score is the load.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub terms: Vec<ScoreTerms>,
+    /// Where the prompt's KV lay, as the index saw it; absent where the prompt's blocks were not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<PrefixSeen>,
+}
+
+/// What makes up a worker's score, in tokens, and the blocks behind its credits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ScoreTerms {
+    /// Leading blocks in the worker's device memory.
+    pub device_blocks: u32,
+    /// Blocks behind these in its host memory.
+    pub host_blocks: u32,
+    /// Blocks behind these on its disk.
+    pub disk_blocks: u32,
+    /// Blocks behind these that it could load from the shared store.
+    pub shared_blocks: u32,
+    /// Tokens taken to be cached because the program ran here, where the index cannot tell.
+    pub assumed_tokens: u64,
+    /// Prefill still to do.
+    pub prefill: u64,
+    /// Prefill queued before it.
+    pub queued: u64,
+    /// Running requests.
+    pub decode: u64,
+    /// KV left behind at home.
+    pub left_behind: u64,
+    /// More than its share of the fleet's programs.
+    pub crowding: u64,
+    /// Not home, or not the parent's worker.
+    pub affinity: u64,
+    /// Preferred labels missing.
+    pub labels: u64,
+}
+
+/// Most workers of a [`PrefixSeen`]: a row must not grow with the fleet.
+pub const SEEN_WORKERS_MAX: usize = 16;
+
+/// Most runs of shared blocks of a [`PrefixSeen`].
+pub const SEEN_RUNS_MAX: usize = 16;
+
+/// Where a prompt's KV lay, as the index saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PrefixSeen {
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Whole blocks of the prompt.
+    pub blocks: u32,
+    /// State of the index.
+    pub version: u64,
+    /// Workers that held the beginning of the prompt, the longest first, at most [`SEEN_WORKERS_MAX`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<WorkerSeen>,
+    /// Number of workers of which the index knew nothing.
+    pub blind: u32,
+    /// Runs of blocks in the shared store, `[from, to)`, at most [`SEEN_RUNS_MAX`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shared: Vec<[u32; 2]>,
+}
+
+impl PrefixSeen {
+    /// The row's form of a match; `None` where the prompt's blocks are not known.
+    #[must_use]
+    pub fn of(found: &PrefixMatch) -> Option<Self> {
+        if found.is_unknown() {
+            return None;
+        }
+        let mut workers: Vec<WorkerSeen> = found
+            .workers
+            .iter()
+            .map(|held| WorkerSeen {
+                worker: held.worker.into(),
+                device: held.device,
+                host: held.host,
+                disk: held.disk,
+                source: held.source,
+            })
+            .collect();
+        workers.sort_by_key(|seen| std::cmp::Reverse((seen.disk, seen.device)));
+        workers.truncate(SEEN_WORKERS_MAX);
+        Some(Self {
+            block_size: found.block_size,
+            blocks: found.blocks,
+            version: found.version,
+            workers,
+            blind: u32::try_from(found.blind.len()).unwrap_or(u32::MAX),
+            shared: found.shared.iter().take(SEEN_RUNS_MAX).map(|run| [run.start, run.end]).collect(),
+        })
+    }
+}
+
+/// How much of a prompt a worker held, in leading blocks, each figure including the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerSeen {
+    /// Which.
+    #[serde(flatten)]
+    pub worker: WorkerRef,
+    /// In device memory.
+    pub device: u32,
+    /// In device or host memory.
+    pub host: u32,
+    /// In device memory, host memory or on disk.
+    pub disk: u32,
+    /// From the engine's own events, or from what was routed there.
+    #[serde(default)]
+    pub source: MatchSource,
+}
+
+/// What of a prompt was expected to be cached, what was, and why the rest was not.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PrefixEvent {
+    /// As in the request row.
+    pub request_id: String,
+    /// As in the request row's agent context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<String>,
+    /// Where the prompt's blocks came from: `client`, `local`, `lineage`, `engine`, `text`, `none`.
+    pub source: String,
+    /// The prompt's length by that source, where it counts tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<u64>,
+    /// Tokens that the chosen worker was expected to reuse; absent where nothing was known of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predicted_tokens: Option<u64>,
+    /// Prompt length as the engine reported it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<u64>,
+    /// Tokens that the engine said it reused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u64>,
+    /// How the prompt relates to the session's last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relation: Option<String>,
+    /// Where and why it stopped repeating what went before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub divergence: Option<DivergenceRecord>,
+    /// The prompt tokens that were computed, by cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitRecord>,
+}
+
+/// Where a prompt stopped repeating the one before it, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DivergenceRecord {
+    /// Why.
+    pub cause: String,
+    /// The first differing part of the prompt, from 0.
+    pub segment: u64,
+    /// Tokens of the prompt before it, where known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<u64>,
+    /// Counted from the token ids of both prompts; else estimated from bytes.
+    pub exact: bool,
+}
+
+/// Prompt tokens that were computed, by cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SplitRecord {
+    /// Never computed before in this session.
+    pub new: u64,
+    /// Computed before, behind the point where the prompt changed.
+    pub diverged: u64,
+    /// Computed before, on another worker.
+    pub moved: u64,
+    /// Computed before on this worker and lost there.
+    pub evicted: u64,
+    /// Cannot be told.
+    pub unknown: u64,
 }
 
 /// A worker, by the numbers that the request rows use.

@@ -1,0 +1,415 @@
+//! Where the KV is, as the gateway knows it, against what modelled engines say they reused.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tandem_gateway::config::{ApiKey, Config, PromptSource, Secret};
+use tandem_mock_engine::{KvEventsConfig, MockConfig, MockEngine, MockKind, MockModel};
+
+use crate::client;
+use crate::setup::{Setup, start_at};
+
+const BLOCK: u64 = 16;
+
+fn config(kind: MockKind) -> MockConfig {
+    let mut config = MockConfig { kind, models: vec![MockModel::base("tiny")], ..MockConfig::default() };
+    config.flags.prompt_tokens_details = true;
+    config.flags.scale_out = true;
+    config
+}
+
+async fn engine(kind: MockKind) -> MockEngine {
+    MockEngine::start(config(kind)).await.expect("starts")
+}
+
+async fn gateway(engines: &[&MockEngine], sources: &[PromptSource], more: impl FnOnce(&mut Config)) -> Setup {
+    let sources = sources.to_vec();
+    let setup = start_at(engines.iter().map(|engine| engine.url()).collect(), |config| {
+        "kv".clone_into(&mut config.policy);
+        config.kv.sources = sources;
+        more(config);
+    })
+    .await;
+    setup.ready().await;
+    setup
+}
+
+impl Setup {
+    /// Waits until the caches of all workers are known from events.
+    async fn exact(&self) {
+        self.admin_until("/kv", |kv| {
+            let workers = kv["workers"].as_array().expect("a list");
+            !workers.is_empty() && workers.iter().all(|worker| worker["knowledge"] == "exact")
+        })
+        .await;
+    }
+
+    async fn post_admin(&self, path: &str, body: &Value) -> client::Answer {
+        let request = client::post(path, "", body.to_string().as_bytes());
+        client::call(self.gateway.admin_addr(), &request).await
+    }
+}
+
+/// What a turn's answer said.
+#[derive(Debug)]
+struct Turn {
+    source: String,
+    worker: String,
+    ours: Option<u64>,
+    predicted: Option<u64>,
+    prompt: u64,
+    cached: u64,
+    output: u64,
+}
+
+impl Turn {
+    /// Blocks of prompt and answer that are computed in the end: the last token is not.
+    const fn blocks(&self) -> u64 {
+        (self.prompt + self.output - 1) / BLOCK
+    }
+}
+
+/// A session as a harness keeps it.
+struct Session {
+    id: &'static str,
+    tenant: &'static str,
+    history: Vec<Value>,
+    headers: String,
+}
+
+impl Session {
+    fn new(id: &'static str) -> Self {
+        let system = json!({"role": "system", "content": format!("instructions for {id} ").repeat(40)});
+        Self { id, tenant: "default", history: vec![system], headers: String::new() }
+    }
+
+    fn body(&self) -> Value {
+        json!({"model": "tiny", "max_tokens": 24, "messages": self.history})
+    }
+
+    /// One turn: a question, and the answer kept as it came.
+    async fn turn(&mut self, setup: &Setup, question: &str) -> Turn {
+        self.history.push(json!({"role": "user", "content": question}));
+        let headers = format!("x-session-id: {}\r\nx-tandem-explain: 1\r\n{}", self.id, self.headers);
+        let answer = setup.post("/v1/chat/completions", &headers, &self.body()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let said = answer.json();
+        self.history.push(said["choices"][0]["message"].clone());
+        let number = |name: &str| answer.header(name).map(|text| text.parse().expect("a number"));
+        let usage = &said["usage"];
+        Turn {
+            source: answer.header("x-tandem-prompt-source").expect("a source").to_owned(),
+            worker: answer.header("x-tandem-worker").expect("a worker").to_owned(),
+            ours: number("x-tandem-prompt-tokens"),
+            predicted: number("x-tandem-predicted-cached-tokens"),
+            prompt: usage["prompt_tokens"].as_u64().expect("a count"),
+            cached: usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0),
+            output: usage["completion_tokens"].as_u64().expect("a count"),
+        }
+    }
+}
+
+impl Session {
+    /// Waits until the engine's events of a turn were taken in, to its last block.
+    async fn known(&self, setup: &Setup, said: &Turn) {
+        setup.admin_until("/kv", |kv| kv["predicted_blocks"] == 0).await;
+        let known = async {
+            loop {
+                let found =
+                    setup.post_admin(&format!("/kv/match?tenant={}", self.tenant), &self.body()).await.json();
+                let workers = found["match"]["workers"].as_array().cloned().unwrap_or_default();
+                if workers.iter().any(|held| held["device"].as_u64() >= Some(said.blocks())) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), known).await.expect("the events come");
+    }
+}
+
+/// Six turns of one session; each must be predicted to the token.
+async fn predicted(kind: MockKind, sources: &[PromptSource]) {
+    let (a, b) = (engine(kind).await, engine(kind).await);
+    let setup = gateway(&[&a, &b], sources, |_| {}).await;
+    setup.exact().await;
+    let mut session = Session::new("s");
+    for turn in 0..6 {
+        let said = session.turn(&setup, &format!("question {turn} {}", "and more ".repeat(turn * 7))).await;
+        assert_eq!((said.source.as_str(), said.ours), ("engine", Some(said.prompt)), "turn {turn}: {said:?}");
+        assert_eq!(said.predicted, Some(said.cached), "turn {turn}: {said:?}");
+        assert_eq!(said.cached > 0, turn > 0, "turn {turn}: {said:?}");
+        session.known(&setup, &said).await;
+    }
+    let metrics = setup.metrics().await;
+    assert!(
+        metrics.contains("tandem_kv_predictions_total{source=\"engine\",outcome=\"equal\"} 6"),
+        "{metrics}"
+    );
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_is_predicted_to_the_token_on_vllm() {
+    predicted(MockKind::Vllm, &[PromptSource::Engine]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_is_predicted_to_the_token_on_sglang() {
+    predicted(MockKind::Sglang, &[PromptSource::Engine]).await;
+}
+
+/// Nothing is tokenized: the engines' events say what the session's path is, its lineage how much of it repeats.
+#[tokio::test(flavor = "multi_thread")]
+async fn lineage_alone_knows_the_next_turns_overlap() {
+    let engine = engine(MockKind::Vllm).await;
+    let setup = gateway(&[&engine], &[PromptSource::Lineage], |_| {}).await;
+    setup.exact().await;
+    let mut session = Session::new("s");
+    let mut exact = 0;
+    for turn in 0..8 {
+        let said = session.turn(&setup, &format!("question {turn} {}", "and more ".repeat(20))).await;
+        assert_eq!(said.source, if turn == 0 { "none" } else { "lineage" }, "turn {turn}: {said:?}");
+        if turn > 0 {
+            assert!(said.predicted.is_some_and(|tokens| tokens > 0 && tokens <= said.cached), "{said:?}");
+        }
+        exact += u32::from(said.predicted == Some(said.cached));
+        let whole = said.blocks();
+        setup.admin_until("/kv", |kv| kv["workers"][0]["blocks"].as_u64() >= Some(whole)).await;
+    }
+    assert!(exact >= 5, "once it is known that answers come back as they were: {exact}");
+    engine.stop().await;
+}
+
+/// A gateway that starts in the middle of a session learns from replayed events what the engine holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_gateway_knows_what_was_cached_before() {
+    let engine = engine(MockKind::Vllm).await;
+    let mut session = Session::new("s");
+    let before = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
+    let first = session.turn(&before, "before").await;
+    drop(before);
+    let after = gateway(&[&engine], &[PromptSource::Lineage, PromptSource::Engine], |_| {}).await;
+    session.known(&after, &first).await;
+    let said = session.turn(&after, "after").await;
+    assert_eq!(said.source, "engine", "of earlier turns nothing is known");
+    assert_eq!(said.predicted, Some(said.cached));
+    assert!(said.cached >= first.prompt / BLOCK * BLOCK, "{said:?}");
+    engine.stop().await;
+}
+
+/// An engine that publishes nothing is known by what was sent to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_events_a_worker_is_known_by_what_was_sent_to_it() {
+    let silent = MockConfig { kv_events: None, ..config(MockKind::Vllm) };
+    let engine = MockEngine::start(silent).await.expect("starts");
+    let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
+    setup.admin_until("/kv", |kv| kv["workers"][0]["knowledge"] == "approximate").await;
+    let mut session = Session::new("s");
+    let first = session.turn(&setup, "one").await;
+    let second = session.turn(&setup, "two").await;
+    assert_eq!(first.predicted, Some(0));
+    // The prompt is believed to be there; of the answer nothing is known.
+    assert_eq!(second.predicted, Some(first.prompt / BLOCK * BLOCK), "{second:?}");
+    engine.stop().await;
+}
+
+/// An engine that lost its cache is not believed to have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cleared_cache_is_forgotten() {
+    let engine = engine(MockKind::Vllm).await;
+    let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
+    setup.exact().await;
+    let mut session = Session::new("s");
+    let first = session.turn(&setup, "one").await;
+    session.known(&setup, &first).await;
+    let address = engine.url().trim_start_matches("http://").parse().expect("an address");
+    let reset = client::call(address, &client::post("/reset_prefix_cache", "", b"")).await;
+    assert_eq!(reset.status, 200, "{}", reset.text());
+    setup.admin_until("/kv", |kv| kv["workers"][0]["blocks"] == 0).await;
+    let second = session.turn(&setup, "two").await;
+    assert_eq!((second.predicted, second.cached), (Some(0), 0), "{second:?}");
+    engine.stop().await;
+}
+
+/// What evictions take away is no longer predicted.
+#[tokio::test(flavor = "multi_thread")]
+async fn evicted_blocks_are_not_predicted() {
+    let small = MockConfig { pool_tokens: Some(1024), ..config(MockKind::Vllm) };
+    let engine = MockEngine::start(small).await.expect("starts");
+    let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
+    setup.exact().await;
+    let mut sessions = ["a", "b", "c", "d"].map(Session::new);
+    let mut lost = 0;
+    for round in 0..3 {
+        for session in &mut sessions {
+            let said = session.turn(&setup, &format!("round {round} {}", "x".repeat(round * 40))).await;
+            assert_eq!(said.predicted, Some(said.cached), "{} in round {round}: {said:?}", session.id);
+            lost += u32::from(round > 0 && said.cached == 0);
+            session.known(&setup, &said).await;
+        }
+    }
+    assert!(lost > 0, "the pool is too small for all of them");
+    engine.stop().await;
+}
+
+/// A dispatched prompt counts at once, before anything of it is computed.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_dispatched_counts_at_once() {
+    let engine = engine(MockKind::Vllm).await;
+    let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
+    setup.exact().await;
+    let mut session = Session::new("s");
+    session.history.push(json!({"role": "user", "content": "hello"}));
+    let before = setup.post_admin("/kv/match", &session.body()).await.json();
+    assert_eq!(
+        (before["source"].as_str(), &before["match"]["workers"]),
+        (Some("engine"), &Value::Null),
+        "{before}"
+    );
+    let said = session.turn(&setup, "and more").await;
+    let after = setup.post_admin("/kv/match?dialect=chat", &session.body()).await.json();
+    let device = after["match"]["workers"][0]["device"].as_u64().expect("held");
+    assert!(device >= (said.prompt - 1) / BLOCK, "{after}");
+    let bad = setup.post_admin("/kv/match", &json!([])).await;
+    assert_eq!(bad.status, 400);
+    engine.stop().await;
+}
+
+/// Tenants whose caches are kept apart do not find each other's prompts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_does_not_match_what_another_has_cached() {
+    let engine = engine(MockKind::Vllm).await;
+    let setup = gateway(&[&engine], &[PromptSource::Engine], |config| {
+        config.auth.api_keys = ["a", "b"]
+            .map(|name| ApiKey { key: Secret::new(format!("key-{name}")), tenant: name.to_owned() })
+            .to_vec();
+    })
+    .await;
+    setup.exact().await;
+    let as_tenant = |name: &'static str| {
+        let mut session = Session::new("s");
+        session.tenant = name;
+        session.headers = format!("authorization: Bearer key-{name}\r\n");
+        session
+    };
+    let (mut a, mut b) = (as_tenant("a"), as_tenant("b"));
+    let first = a.turn(&setup, "one").await;
+    a.known(&setup, &first).await;
+    let other = b.turn(&setup, "one").await;
+    assert_eq!((other.predicted, other.cached), (Some(0), 0), "{other:?}");
+    let again = a.turn(&setup, "two").await;
+    assert_eq!(again.predicted, Some(again.cached));
+    assert!(again.cached > 0, "{again:?}");
+    engine.stop().await;
+}
+
+/// What was predicted, what came of it and why: in the trace and in the explanation, without content.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_system_prompt_is_told_as_the_cause() {
+    let engine = engine(MockKind::Vllm).await;
+    let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
+    setup.exact().await;
+    let mut session = Session::new("s");
+    let first = session.turn(&setup, "one").await;
+    session.known(&setup, &first).await;
+    session.history[0] = json!({"role": "system", "content": "something-quite-different ".repeat(40)});
+    session.headers = "x-request-id: asked\r\n".to_owned();
+    session.turn(&setup, "two").await;
+    let told = setup.admin_until("/admin/explain/asked", |told| told["prompts"][0].is_object()).await;
+    let prompt = &told["prompts"][0];
+    assert_eq!(prompt["divergence"]["cause"], "system_changed", "{prompt}");
+    let split = &prompt["split"];
+    let sum: u64 =
+        ["new", "diverged", "moved", "evicted", "unknown"].iter().filter_map(|k| split[k].as_u64()).sum();
+    assert_eq!(
+        sum,
+        prompt["input_tokens"].as_u64().expect("told") - prompt["cached_tokens"].as_u64().expect("told")
+    );
+    let metrics = setup.metrics().await;
+    assert!(metrics.contains("tandem_prefix_divergence_total{cause=\"system_changed\"} 1"), "{metrics}");
+    setup.gateway.begin_shutdown();
+    setup.gateway.wait().await;
+    let events = setup.events();
+    let prefix: Vec<&Value> = events.iter().filter(|event| event["event_type"] == "prefix").collect();
+    assert_eq!(prefix.len(), 2);
+    assert_eq!(prefix[1]["divergence"]["cause"], "system_changed");
+    let routed: Vec<&Value> = events.iter().filter(|event| event["event_type"] == "routing").collect();
+    assert!(routed.iter().all(|event| event["terms"][0]["prefill"].is_u64()), "{routed:?}");
+    assert!(routed.iter().all(|event| event["prefix"]["block_size"] == 16), "{routed:?}");
+    let all = serde_json::to_string(&events).expect("json");
+    assert!(!all.contains("quite-different") && !all.contains("instructions"), "content in the trace");
+    engine.stop().await;
+}
+
+/// A session's turns go where its KV is, also when they come without an id.
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_without_a_session_follow_the_cache() {
+    let (a, b) = (engine(MockKind::Vllm).await, engine(MockKind::Vllm).await);
+    let setup =
+        gateway(&[&a, &b], &[PromptSource::Engine], |config| config.identity.generic_headers = false).await;
+    setup.exact().await;
+    let mut session = Session::new("s");
+    let mut workers = Vec::new();
+    for turn in 0..5 {
+        let said = session.turn(&setup, &format!("question {turn}")).await;
+        session.known(&setup, &said).await;
+        workers.push(said.worker);
+    }
+    workers.dedup();
+    assert_eq!(workers.len(), 1, "{workers:?}");
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Where the same text was sent before, without any tokens.
+#[tokio::test(flavor = "multi_thread")]
+async fn text_finds_what_was_sent_with_the_same_text() {
+    let silent = MockConfig { kv_events: None, ..config(MockKind::Vllm) };
+    let engine = MockEngine::start(silent).await.expect("starts");
+    let setup = gateway(&[&engine], &[PromptSource::Text], |_| {}).await;
+    let mut session = Session::new("s");
+    session.turn(&setup, "one").await;
+    let second = session.turn(&setup, "two").await;
+    assert_eq!((second.source.as_str(), second.ours), ("text", None));
+    assert!(second.predicted.is_some_and(|tokens| tokens > 0), "{second:?}");
+    engine.stop().await;
+}
+
+/// Events that stop are noticed, and a publisher that comes back is believed again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_restarts_is_known_anew() {
+    let fixed = free_ports();
+    let start = |port: u16, events: KvEventsConfig| MockConfig {
+        port,
+        kv_events: Some(events),
+        ..config(MockKind::Vllm)
+    };
+    let events = KvEventsConfig { port: fixed[1], replay_port: fixed[2], ..KvEventsConfig::default() };
+    let engine = MockEngine::start(start(fixed[0], events.clone())).await.expect("starts");
+    let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
+    setup.exact().await;
+    let mut session = Session::new("s");
+    let first = session.turn(&setup, "one").await;
+    session.known(&setup, &first).await;
+    engine.stop().await;
+    setup.admin_until("/workers", |workers| workers["engines"][0]["state"] == "down").await;
+    let engine = MockEngine::start(start(fixed[0], events)).await.expect("starts again");
+    setup.ready().await;
+    let second = session.turn(&setup, "two").await;
+    assert_eq!(second.cached, 0, "a new process has an empty cache");
+    session.known(&setup, &second).await;
+    setup.exact().await;
+    let third = session.turn(&setup, "three").await;
+    assert_eq!(third.predicted, Some(third.cached), "{third:?}");
+    assert!(third.cached > 0);
+    engine.stop().await;
+}
+
+/// Ports that nobody uses now.
+fn free_ports() -> [u16; 3] {
+    let listeners: [std::net::TcpListener; 3] =
+        std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
+    listeners.map(|listener| listener.local_addr().expect("an address").port())
+}
