@@ -417,12 +417,11 @@ impl<'a> Watch<'a> {
     fn infos(&self, survey: &Survey) -> BTreeMap<u32, WorkerInfo> {
         let models: Vec<String> = survey.models.iter().map(|m| m.id.clone()).collect();
         let info = |status: &crate::state::WorkerStatus| WorkerInfo {
-            kind: survey.kind,
             models: models.clone(),
             kv_capacity_tokens: status.kv_capacity_tokens,
             max_running: self.engine.spec.max_running,
             labels: self.engine.spec.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
-            taints: Vec::new(),
+            ..WorkerInfo::new(survey.kind)
         };
         survey.workers.iter().map(|(rank, status)| (*rank, info(status))).collect()
     }

@@ -32,7 +32,13 @@ const BATCH: usize = 256;
 #[derive(Debug)]
 pub(crate) enum TurnEffect {
     /// Go to a worker.
-    Dispatch { worker: WorkerId, attempt: u32, delay: Duration },
+    Dispatch {
+        worker: WorkerId,
+        /// The worker that computes the prompt for it, where the work is split.
+        prefill: Option<WorkerId>,
+        attempt: u32,
+        delay: Duration,
+    },
     /// Wait.
     Hold { reason: HoldReason, position: u32 },
     /// Answer with a refusal.
@@ -259,8 +265,8 @@ impl Task {
 
     fn effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Dispatch { turn, worker, attempt, delay } => {
-                self.to_turn(turn, TurnEffect::Dispatch { worker, attempt, delay });
+            Effect::Dispatch { turn, worker, prefill, attempt, delay } => {
+                self.to_turn(turn, TurnEffect::Dispatch { worker, prefill, attempt, delay });
             }
             Effect::Hold { turn, reason, position } => {
                 self.to_turn(turn, TurnEffect::Hold { reason, position });

@@ -1,11 +1,11 @@
 //! `least_load`: the worker with the fewest requests.
 //!
-//! - I-LL-1 no worker with a lower load exists than the chosen one.
+//! - I-LL-1 no worker with a lower load exists than the chosen one; loading the turn's adapter counts as load.
 //! - Equals are drawn at random, so that an idle fleet does not always start with the same worker.
 //! - Deliberately absent: sessions. With several routers in front of one fleet prefer `power_of_two`: they would
 //!   all see, and all pick, the same lightest worker.
 
-use crate::{Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn};
+use crate::{Candidate, Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn};
 
 /// The policy.
 #[derive(Debug)]
@@ -19,10 +19,10 @@ impl RoutePolicy for LeastLoad {
     fn choose(&mut self, _turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
         let mut all = Vec::new();
         fleet.all(&mut all);
-        let least = fleet.lightest()?.load;
-        let equals = all.iter().filter(|c| c.load == least).count();
+        let least = all.iter().map(Candidate::burden).min()?;
+        let equals = all.iter().filter(|c| c.burden() == least).count();
         let drawn = rng.index(equals);
-        let chosen = *all.iter().filter(|c| c.load == least).nth(drawn)?;
+        let chosen = *all.iter().filter(|c| c.burden() == least).nth(drawn)?;
         Some(Choice::among(chosen, Reason::LeastLoad, &all))
     }
 }

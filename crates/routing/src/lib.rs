@@ -48,11 +48,38 @@ pub struct Candidate {
     pub home_tokens: u64,
     /// Its KV pool in tokens, where the engine tells.
     pub kv_capacity_tokens: Option<u64>,
+    /// The turn asks for a LoRA adapter that it would have to load first.
+    pub cold: bool,
+}
+
+/// Requests that loading an adapter counts as, for policies that compare loads: about a second of a busy worker.
+pub const COLD_REQUESTS: u64 = 4;
+
+impl Candidate {
+    /// Its load, and what loading an adapter adds to it.
+    #[must_use]
+    pub const fn burden(&self) -> u64 {
+        self.load.saturating_add(if self.cold { COLD_REQUESTS } else { 0 })
+    }
+}
+
+/// The part of a turn that a worker is chosen for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Leg {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Its prompt; another worker answers.
+    Prefill,
+    /// Its answer; the KV of its prompt comes from another worker, but for what is here already.
+    Decode,
 }
 
 /// What a policy may know of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RouteTurn<'a> {
+    /// The part that a worker is chosen for. Homes are those of workers for that part.
+    pub leg: Leg,
     /// Where the turn's program ran last.
     pub home: Option<WorkerId>,
     /// Where the program's parent ran last.
@@ -165,7 +192,7 @@ impl Choice {
         Self {
             worker: chosen.worker,
             reason,
-            scores: scores.map(|c| (c.worker, score(c.load))).collect(),
+            scores: scores.map(|c| (c.worker, score(c.burden()))).collect(),
             terms: Vec::new(),
             compared: u32::try_from(count).unwrap_or(u32::MAX),
         }

@@ -1,6 +1,7 @@
 //! `power_of_two`: the lighter of two workers drawn at random.
 //!
-//! - I-P2-1 of two different workers drawn evenly, the one with the lower load; of equals, the one drawn first.
+//! - I-P2-1 of two different workers drawn evenly, the one with the lower load; of equals, the one drawn first. One
+//!   that would have to load the turn's adapter counts as busier by a few requests.
 //! - Why not the lightest of all: loads of other routers in front of the same fleet are seen late, and all would
 //!   herd to the same worker until the next report. Two choices bring the fullest worker from log n / log log n
 //!   down to log log n (Mitzenmacher 2001) without that.
@@ -34,7 +35,7 @@ pub(crate) fn draw(fleet: &dyn Fleet, reason: Reason, rng: &mut Rng) -> Option<C
     // A second index among the others.
     let step = 1 + rng.index(all.len() - 1);
     let b = all.get((first + step) % all.len()).copied().unwrap_or(a);
-    let chosen = if b.load < a.load { b } else { a };
+    let chosen = if b.burden() < a.burden() { b } else { a };
     Some(Choice::among(chosen, reason, &[a, b]))
 }
 

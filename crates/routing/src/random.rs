@@ -15,7 +15,7 @@ impl RoutePolicy for Random {
         let mut all = Vec::new();
         fleet.all(&mut all);
         for candidate in &mut all {
-            candidate.load = 0;
+            (candidate.load, candidate.cold) = (0, false);
         }
         let chosen = *all.get(rng.index(all.len()))?;
         Some(Choice::among(chosen, Reason::Random, &all))

@@ -35,6 +35,8 @@ pub struct SchedulerConfig {
     pub load_report_ttl: Duration,
     /// Circuit breaker.
     pub breaker: BreakerConfig,
+    /// Models whose prompts and answers have workers of their own.
+    pub pd: PdConfig,
 }
 
 impl Default for SchedulerConfig {
@@ -51,8 +53,62 @@ impl Default for SchedulerConfig {
             startup_grace: Duration::from_secs(10 * 60),
             load_report_ttl: Duration::from_secs(30),
             breaker: BreakerConfig::default(),
+            pd: PdConfig::default(),
         }
     }
+}
+
+/// Settings for models whose prompts and answers have workers of their own ([`crate::pair`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PdConfig {
+    /// When a worker for answers computes a prompt itself.
+    pub local_prefill: LocalPrefill,
+    /// What serves a turn when no pair can.
+    pub fallback: PdFallback,
+}
+
+/// When a worker for answers computes a prompt itself: when this many tokens at most are missing there, those that
+/// are queued there already counted in. Only for engines that can (vLLM).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LocalPrefill {
+    /// Never.
+    Off,
+    /// At [`LocalPrefill::AUTO_TOKENS`].
+    #[default]
+    Auto,
+    /// At this many tokens.
+    Tokens(u64),
+}
+
+impl LocalPrefill {
+    /// About what an engine computes in one step beside the answers that it writes, so that they hardly slow down; a
+    /// trip to another worker takes at least such a step there and the transfer.
+    pub const AUTO_TOKENS: u64 = 1024;
+
+    /// The number of tokens.
+    #[must_use]
+    pub const fn tokens(self) -> u64 {
+        match self {
+            Self::Off => 0,
+            Self::Auto => Self::AUTO_TOKENS,
+            Self::Tokens(tokens) => tokens,
+        }
+    }
+}
+
+/// What serves a turn when no pair can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PdFallback {
+    /// Nothing: it waits.
+    Hold,
+    /// A worker that does both, where there is one.
+    #[default]
+    Aggregated,
+    /// The same; and, while no worker for prompts is ready, a worker for answers, where its engine can (vLLM).
+    Alone,
 }
 
 /// Settings of the circuit breaker ([`crate::breaker`]).

@@ -10,6 +10,8 @@
 //!   call by one `Dispatch`, `Hold` or `Reject` of that turn. A `Hold` is followed, in the same or a further call, by a
 //!   `Dispatch`, a `Reject` or a `Supersede`, or ended by `ClientGone`.
 //! - I-SCH-5 each `Dispatch` comes right after the `Record` that explains it.
+//! - I-SCH-12 a `Dispatch` to a pair is one dispatch: both legs begin with it and both end with the turn, or with a
+//!   failure of either. `PrefillDone` ends the prefill leg alone.
 //!
 //! Deadlines that have passed are dealt with before the input: a call may bring effects for any turn, and a `Reject`
 //! for the very turn whose client is reported gone. An input that names a turn that is over is late, not wrong: it
@@ -78,6 +80,12 @@ pub enum Input {
         /// Where its prompt's KV lies.
         prefix: PrefixMatch,
     },
+    /// The prefill worker of a pair has computed the prompt. May be left out: the first byte of the answer says the
+    /// same.
+    PrefillDone {
+        /// Which.
+        turn: TurnId,
+    },
     /// The engine accepted the turn: its response head is there.
     TurnStarted {
         /// Which.
@@ -88,9 +96,17 @@ pub enum Input {
         /// Which.
         turn: TurnId,
     },
-    /// A dispatch failed before the first byte of its answer. The driver has given up on it.
+    /// A dispatch failed before the first byte of its answer. The driver has given up on it, on both legs of a pair;
+    /// the fault lies with the worker that answers.
     /// A refusal of the request itself (4xx but 429) is no failure: it is `TurnEnded` with `Refused`.
     TurnFailed {
+        /// Which.
+        turn: TurnId,
+        /// How.
+        failure: DispatchFailure,
+    },
+    /// The same, but the fault lies with the prefill worker of the pair.
+    PrefillFailed {
         /// Which.
         turn: TurnId,
         /// How.
@@ -208,8 +224,10 @@ pub enum Effect {
     Dispatch {
         /// Which turn.
         turn: TurnId,
-        /// Where to.
+        /// The worker that answers.
         worker: WorkerId,
+        /// The worker that computes the prompt for it, where the work is split.
+        prefill: Option<WorkerId>,
         /// 1 for the first try.
         attempt: u32,
         /// Wait before sending (retry backoff); zero for a first try.
@@ -237,8 +255,10 @@ pub enum Effect {
     Cancel {
         /// Which turn.
         turn: TurnId,
-        /// Where it runs.
+        /// The worker that answers, or was to.
         worker: WorkerId,
+        /// The worker that computes its prompt, where the work is split and that is not done.
+        prefill: Option<WorkerId>,
     },
     /// The same call came again on a new connection: `old` is over, `by` takes its place. A `Cancel` for
     /// `old` comes first if it was running.
@@ -260,6 +280,10 @@ pub enum HoldReason {
     NoWorker,
     /// Every worker runs as many turns as it may.
     WorkersFull,
+    /// The model is served by pairs, and no worker that computes prompts is ready.
+    NoPrefillWorker,
+    /// The model is served by pairs, and no worker that writes answers is ready.
+    NoDecodeWorker,
 }
 
 /// Why a turn is refused.
@@ -272,6 +296,9 @@ pub enum RejectReason {
     HoldExpired,
     /// No worker can take this call now, and calls of its class are not held.
     NoWorker,
+    /// No worker that is known serves the model and carries the labels that the request asks for and no taint that it
+    /// does not put up with: waiting would not help.
+    NoneSuits,
     /// Every permitted try failed; the last one like this. Where the engine gave an answer (`ServerError`,
     /// `Overloaded`), that answer is the best one to pass on.
     AttemptsExhausted(FailureKind),
@@ -300,4 +327,38 @@ pub struct Decision {
     pub attempt: u32,
     /// How long the call was held before, its earlier connections included.
     pub held: Duration,
+    /// Who computes the prompt, where the chosen worker is there for answers alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<PrefillDecision>,
+}
+
+/// Where the prompt of a turn is computed that goes to a worker for answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefillDecision {
+    /// At a worker for prompts.
+    Remote(LegDecision),
+    /// At the worker that answers, since this many tokens are all that it lacks.
+    Local {
+        /// Tokens of the prompt that it is expected to compute.
+        tokens: u64,
+    },
+    /// At the worker that answers, since no worker for prompts is ready.
+    Alone,
+}
+
+/// The choice of a prefill worker, in the words of [`Decision`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LegDecision {
+    /// The worker chosen.
+    pub worker: WorkerId,
+    /// In the policy's words.
+    pub reason: String,
+    /// Workers that the policy compared, with their scores, the chosen one first.
+    pub candidates: Vec<(WorkerId, f64)>,
+    /// What makes up each of these scores, in the same order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub terms: Vec<CostTerms>,
+    /// How many workers the policy compared.
+    pub candidate_count: u32,
 }

@@ -54,9 +54,13 @@ fn turns_and_queue(core: &Scheduler) -> Result<(), Violation> {
                 ensure(turn.deadline > core.now, "I-SCH-8", || format!("{id} is held past its deadline"))?;
                 ensure(turn.arrival.class.is_turn(), "I-SCH-7", || format!("{id} is a side call and held"))?;
             }
-            Phase::Running { answering, .. } => {
-                ensure(!answering || turn.queued_prefill == 0, "I-SCH-11", || {
+            Phase::Running { answering, prefill, worker, .. } => {
+                ensure(!answering || turn.queued_prefill == 0 && prefill.is_none(), "I-SCH-11", || {
                     format!("{id} answers and its prefill is still queued")
+                })?;
+                let kinds = prefill.map(|prefill| [prefill, worker].map(|id| kind(core, id)));
+                ensure(kinds.is_none_or(|[a, b]| a == b), "I-PAIR-1", || {
+                    format!("{id} runs on a pair of different makes")
                 })?;
             }
         }
@@ -74,11 +78,14 @@ fn workers(core: &Scheduler) -> Result<(), Violation> {
     ensure(core.workers.indexes_are_true(), "I-WRK-1", || "a worker index is out of date".into())?;
     let mut running: BTreeMap<WorkerId, (u32, u64, u64)> = BTreeMap::new();
     for (_, turn) in core.turns.iter() {
-        if let Phase::Running { worker, .. } = turn.phase {
-            let (turns, calls, prefill) = running.entry(worker).or_default();
-            *turns += u32::from(turn.arrival.class.is_turn());
-            *calls += 1;
-            *prefill += turn.queued_prefill;
+        if let Phase::Running { worker, prefill, .. } = turn.phase {
+            let computes = prefill.unwrap_or(worker);
+            for leg in prefill.into_iter().chain([worker]) {
+                let (turns, calls, queued) = running.entry(leg).or_default();
+                *turns += u32::from(turn.arrival.class.is_turn());
+                *calls += 1;
+                *queued += if leg == computes { turn.queued_prefill } else { 0 };
+            }
         }
     }
     for (id, worker) in core.workers.iter() {
@@ -94,8 +101,14 @@ fn workers(core: &Scheduler) -> Result<(), Violation> {
     ensure(running.is_empty(), "I-WRK-3", || format!("turns run on forgotten workers: {running:?}"))
 }
 
+/// A worker's make. It may have come back as another while a turn ran there; then nothing can be said.
+fn kind(core: &Scheduler, id: WorkerId) -> Option<tandem_types::EngineKind> {
+    core.workers.get(id).and_then(|worker| worker.kind())
+}
+
 fn probes(core: &Scheduler, probe: TurnId, id: WorkerId) -> bool {
-    core.turns.get(probe).is_some_and(|t| matches!(t.phase, Phase::Running { worker, .. } if worker == id))
+    let at = |phase| matches!(phase, Phase::Running { worker, prefill, .. } if worker == id || prefill == Some(id));
+    core.turns.get(probe).is_some_and(|turn| at(turn.phase))
 }
 
 fn programs(core: &Scheduler) -> Result<(), Violation> {

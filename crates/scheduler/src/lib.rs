@@ -25,6 +25,7 @@ mod on_tick;
 mod on_turn;
 mod on_worker;
 mod pace;
+mod pair;
 mod place;
 mod programs;
 mod queue;
@@ -38,10 +39,10 @@ use tandem_routing::{Rng, RoutePolicy};
 use tandem_types::Time;
 
 pub use breaker::BreakerState;
-pub use config::{BreakerConfig, ConfigError, SchedulerConfig};
+pub use config::{BreakerConfig, ConfigError, LocalPrefill, PdConfig, PdFallback, SchedulerConfig};
 pub use contract::{
-    Decision, DispatchFailure, Effect, FailureKind, HoldReason, Input, RejectReason, TurnArrival,
-    TurnOutcome, TurnResult,
+    Decision, DispatchFailure, Effect, FailureKind, HoldReason, Input, LegDecision, PrefillDecision,
+    RejectReason, TurnArrival, TurnOutcome, TurnResult,
 };
 pub use programs::ProgramState;
 pub use view::View;
@@ -59,6 +60,8 @@ use workers::Workers;
 pub struct Scheduler {
     config: SchedulerConfig,
     policy: Box<dyn RoutePolicy>,
+    /// Chooses workers for prompts; what it learns of them says nothing of the others.
+    prefill_policy: Box<dyn RoutePolicy>,
     now: Time,
     route_rng: Rng,
     backoff_rng: Rng,
@@ -81,6 +84,7 @@ impl Scheduler {
         config.check()?;
         Ok(Self {
             policy: tandem_routing::by_name(&config.policy, &config.kv)?,
+            prefill_policy: tandem_routing::by_name(&config.policy, &config.kv)?,
             now: Time::ZERO,
             route_rng: Rng::child(seed, "route"),
             backoff_rng: Rng::child(seed, "backoff"),
@@ -108,9 +112,11 @@ impl Scheduler {
             Input::WorkerLoad { worker, load } => self.on_worker_load(worker, load),
             Input::TurnArrived(arrival) => self.on_turn_arrived(arrival, out),
             Input::PrefixFound { turn, prefix } => self.on_prefix_found(turn, prefix),
+            Input::PrefillDone { turn } => self.on_prefill_done(turn),
             Input::TurnStarted { turn } => self.on_turn_started(turn),
             Input::FirstToken { turn } => self.on_first_token(turn),
             Input::TurnFailed { turn, failure } => self.on_turn_failed(turn, &failure, out),
+            Input::PrefillFailed { turn, failure } => self.on_prefill_failed(turn, &failure, out),
             Input::TurnEnded { turn, outcome } => self.on_turn_ended(turn, &outcome),
             Input::ClientGone { turn } => self.on_client_gone(turn, out),
             Input::SessionEnd { program } => self.on_session_end(&program),

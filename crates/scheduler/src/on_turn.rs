@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use tandem_types::{PrefixMatch, ProgramKey, TurnId, Usage, WorkerId};
+use tandem_types::{PrefixMatch, ProgramKey, Time, TurnId, Usage, WorkerId};
 
 use crate::Scheduler;
 use crate::breaker::Signal;
 use crate::contract::{
     DispatchFailure, Effect, FailureKind, RejectReason, TurnArrival, TurnOutcome, TurnResult,
 };
-use crate::place::wanted;
 use crate::programs::Begun;
 use crate::turns::{Phase, Turn};
-use crate::workers::Tier;
+
+/// The worker that answers a turn, and the one that computes its prompt, where that is another.
+pub(crate) type Legs = (WorkerId, Option<WorkerId>);
 
 impl Scheduler {
     pub(crate) fn on_turn_arrived(&mut self, arrival: TurnArrival, out: &mut Vec<Effect>) {
@@ -43,7 +44,7 @@ impl Scheduler {
         match repeated {
             Some(old) => {
                 let place = self.turns.get(old).map(|t| t.order);
-                self.leave_place_with_signal(old, out, &mut same_worker);
+                same_worker = self.leave_place_with_signal(old, out);
                 if let Some(old_turn) = self.turns.get(old) {
                     turn.waited = old_turn.waited;
                 }
@@ -74,33 +75,41 @@ impl Scheduler {
         }
     }
 
-    fn place_new(&mut self, id: TurnId, same_worker: Option<WorkerId>, out: &mut Vec<Effect>) {
+    fn place_new(&mut self, id: TurnId, same: Option<Legs>, out: &mut Vec<Effect>) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         if !self.workers.might_serve(turn.arrival.model.as_deref(), self.now) {
             // Engines decide which names they answer to (SGLang answers to any), and refuse in their own words.
             turn.arrival.model = None;
         }
-        let same = same_worker.and_then(|worker| self.choose_same(id, worker));
+        let same = same.and_then(|legs| self.choose_same(id, legs));
         match same.or_else(|| self.choose(id)) {
-            Some(choice) => self.dispatch(id, choice, Duration::ZERO, out),
+            Some(placement) => self.dispatch(id, placement, Duration::ZERO, out),
             None => self.hold(id, RejectReason::HoldExpired, out),
         }
     }
 
-    /// Takes a turn that ends without a verdict on its worker out of its place, cancelling what runs.
-    fn leave_place_with_signal(&mut self, id: TurnId, out: &mut Vec<Effect>, ran_on: &mut Option<WorkerId>) {
+    /// Takes a turn that ends without a verdict on its workers out of its place, cancelling what runs. Where it ran.
+    fn leave_place_with_signal(&mut self, id: TurnId, out: &mut Vec<Effect>) -> Option<Legs> {
         self.signal(id, Signal::Neutral);
-        if let Some(worker) = self.leave_place(id) {
-            out.push(Effect::Cancel { turn: id, worker });
-            *ran_on = Some(worker);
-        }
+        let prefill = match self.turns.get(id).map(|turn| turn.phase) {
+            Some(Phase::Running { prefill, .. }) => prefill,
+            Some(Phase::Placing | Phase::Held { .. }) | None => None,
+        };
+        let worker = self.leave_place(id)?;
+        out.push(Effect::Cancel { turn: id, worker, prefill });
+        Some((worker, prefill))
     }
 
-    /// Tells the breaker of the turn's worker what the turn told.
+    /// Tells the breaker of the worker that answers the turn what the turn told.
     fn signal(&mut self, id: TurnId, signal: Signal) {
         let Some(Phase::Running { worker, since, .. }) = self.turns.get(id).map(|turn| turn.phase) else {
             return;
         };
+        self.signal_at(worker, id, since, signal);
+    }
+
+    /// Tells a worker's breaker what a turn sent there at `since` told.
+    pub(crate) fn signal_at(&mut self, worker: WorkerId, id: TurnId, since: Time, signal: Signal) {
         let (now, config) = (self.now, &self.config.breaker);
         let changed = self.workers.change(worker, |worker| {
             let admitted = worker.breaker.admits();
@@ -123,6 +132,41 @@ impl Scheduler {
         }
     }
 
+    pub(crate) fn on_prefill_done(&mut self, id: TurnId) {
+        match self.turns.get(id).map(|turn| turn.phase) {
+            Some(Phase::Running { .. }) => {
+                if !self.end_prefill(id, Signal::Success) {
+                    // The first byte of the answer came before, and said the same.
+                    self.counters.late_inputs += 1;
+                }
+            }
+            Some(Phase::Placing | Phase::Held { .. }) | None => self.misplaced(id),
+        }
+    }
+
+    pub(crate) fn on_prefill_failed(
+        &mut self,
+        id: TurnId,
+        failure: &DispatchFailure,
+        out: &mut Vec<Effect>,
+    ) {
+        match self.turns.get(id).map(|turn| turn.phase) {
+            Some(Phase::Running { prefill: Some(worker), answering: false, .. }) => {
+                self.end_prefill(id, verdict(failure.kind));
+                self.signal(id, Signal::Neutral);
+                self.leave_place(id);
+                self.try_again(id, worker, failure, out);
+            }
+            Some(Phase::Running { answering, .. }) => {
+                self.counters.anomalies.wrong_phase += 1;
+                if !answering {
+                    self.on_turn_failed(id, failure, out);
+                }
+            }
+            Some(Phase::Placing | Phase::Held { .. }) | None => self.misplaced(id),
+        }
+    }
+
     pub(crate) fn on_turn_started(&mut self, id: TurnId) {
         if let Some(Turn { phase: Phase::Running { started, .. }, .. }) = self.turns.get_mut(id) {
             *started = true;
@@ -142,6 +186,7 @@ impl Scheduler {
         }
         *started = true;
         self.turns.answer_began(id);
+        self.end_prefill(id, Signal::Success);
         self.prefill_done(id);
         self.signal(id, Signal::FirstByte);
     }
@@ -171,27 +216,37 @@ impl Scheduler {
             let result = TurnResult::Failed;
             return self.on_turn_ended(id, &TurnOutcome { result, usage: None, tool_calls: 0 });
         }
-        self.signal(id, if counts_against_worker(failure.kind) { Signal::Failure } else { Signal::Neutral });
+        self.signal(id, verdict(failure.kind));
         let Some(worker) = self.leave_place(id) else { return };
+        self.try_again(id, worker, failure, out);
+    }
+
+    /// The turn's dispatch failed through `worker`; its places are free again.
+    fn try_again(
+        &mut self,
+        id: TurnId,
+        worker: WorkerId,
+        failure: &DispatchFailure,
+        out: &mut Vec<Effect>,
+    ) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         if !turn.failed_on.contains(&worker) {
             turn.failed_on.push(worker);
         }
         let exhausted = RejectReason::AttemptsExhausted(failure.kind);
-        let turn = &*turn;
+        let Some(turn) = self.turns.get(id) else { return };
         // An overloaded engine is not asked again at once; others may have room.
-        let elsewhere = || self.workers.any_ready(wanted(turn, Tier::Well, true));
         let may_retry = failure.retryable
             && turn.attempts < self.config.attempts_max
-            && (failure.kind != FailureKind::Overloaded || elsewhere());
+            && (failure.kind != FailureKind::Overloaded || self.ready_elsewhere(turn));
         if !may_retry {
             return self.reject(id, exhausted, out);
         }
         let attempts = turn.attempts;
         match self.choose(id) {
-            Some(choice) => {
+            Some(placement) => {
                 let delay = self.backoff(attempts);
-                self.dispatch(id, choice, delay, out);
+                self.dispatch(id, placement, delay, out);
             }
             None => self.hold(id, exhausted, out),
         }
@@ -246,7 +301,7 @@ impl Scheduler {
             return self.misplaced(id);
         }
         self.counters.cancelled += 1;
-        self.leave_place_with_signal(id, out, &mut None);
+        self.leave_place_with_signal(id, out);
         self.forget(id);
     }
 
@@ -257,14 +312,15 @@ impl Scheduler {
     }
 }
 
-const fn counts_against_worker(kind: FailureKind) -> bool {
+/// What a failure tells of the worker at fault.
+const fn verdict(kind: FailureKind) -> Signal {
     match kind {
         FailureKind::Connect
         | FailureKind::Disconnected
         | FailureKind::Timeout
         | FailureKind::ServerError
-        | FailureKind::Garbage => true,
-        FailureKind::Overloaded => false,
+        | FailureKind::Garbage => Signal::Failure,
+        FailureKind::Overloaded => Signal::Neutral,
     }
 }
 

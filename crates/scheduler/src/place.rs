@@ -1,135 +1,118 @@
-//! Finding a worker for a turn, sending it there, holding or refusing it, and letting held turns go.
-//!
-//! Order of preference among the workers that serve the turn's model: well ones that have not failed this turn,
-//! well ones that have, then the same two among those behind an open breaker. A rank without a free slot is passed
-//! over only when it has no ready worker at all: a turn waits for a full well worker rather than go to one that is
-//! likely broken.
+//! Sending a turn to the workers chosen for it ([`crate::pair`]), holding or refusing it, and letting held turns go.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tandem_routing::Leg;
 use tandem_routing::kv::expected_prefill;
-use tandem_routing::{Choice, Fleet, Reason, RouteTurn};
 use tandem_types::{TurnId, WorkerId};
 
 use crate::Scheduler;
-use crate::contract::{Decision, Effect, HoldReason, RejectReason};
+use crate::breaker::Signal;
+use crate::contract::{Decision, Effect, HoldReason, LegDecision, PrefillDecision, RejectReason};
 use crate::pace;
+use crate::pair::{Placement, Split};
 use crate::turns::{Phase, Turn};
-use crate::workers::{Tier, Wanted};
 
 /// Larger token counts, which only a broken client or engine reports, count as this many, so that sums over all
 /// turns and programs stay exact.
 pub(crate) const TOKENS_MAX: u64 = 1 << 40;
 
-/// The four ranks: which tier, and whether workers that failed the turn are left out.
-const RANKS: [(Tier, bool); 4] =
-    [(Tier::Well, true), (Tier::Well, false), (Tier::LastResort, true), (Tier::LastResort, false)];
-
-/// What a turn asks of workers in general.
-pub(crate) fn wanted(turn: &Turn, tier: Tier, spare_failed: bool) -> Wanted<'_> {
-    Wanted {
-        model: turn.arrival.model.as_deref(),
-        tier,
-        except: if spare_failed { &turn.failed_on } else { &[] },
-        slot: turn.arrival.class.is_turn(),
-        wishes: &turn.arrival.wishes,
-    }
-}
-
 impl Scheduler {
-    /// Chooses a worker that can take the turn now.
-    pub(crate) fn choose(&mut self, id: TurnId) -> Option<Choice> {
-        let turn = self.turns.get(id)?;
-        if turn.arrival.class.is_turn() && !self.workers.has_free() {
-            return None;
-        }
-        let route = self.route(turn);
-        for (tier, spare_failed) in RANKS {
-            if !spare_failed && turn.failed_on.is_empty() {
-                continue;
-            }
-            let wanted = wanted(turn, tier, spare_failed);
-            let fleet = self.workers.eligible(wanted, self.programs.at_home());
-            if let Some(choice) = self.policy.choose(&route, &fleet, &mut self.route_rng) {
-                return Some(choice);
-            }
-            if self.workers.any_ready(wanted) {
-                return None;
-            }
-        }
-        None
-    }
-
-    /// What the policy may know of the turn.
-    fn route<'a>(&self, turn: &'a Turn) -> RouteTurn<'a> {
-        let program = turn.arrival.program.as_ref().and_then(|key| self.programs.get(key));
-        let parent = program.and_then(|p| p.parent.as_ref()).or(turn.arrival.parent.as_ref());
-        RouteTurn {
-            home: program.and_then(|p| p.last_worker),
-            parent_home: parent.and_then(|key| self.programs.get(key)).and_then(|p| p.last_worker),
-            input_tokens: turn.arrival.input_tokens_estimate.min(TOKENS_MAX),
-            program_tokens: program.map(|p| p.known_tokens.min(TOKENS_MAX)),
-            prefix: Some(&turn.arrival.prefix).filter(|prefix| !prefix.is_unknown()),
-            wishes: Some(&turn.arrival.wishes),
-        }
-    }
-
-    /// The choice of one given worker, if it is well and can take the turn now.
-    pub(crate) fn choose_same(&self, id: TurnId, worker: WorkerId) -> Option<Choice> {
-        let turn = self.turns.get(id)?;
-        let wanted = wanted(turn, Tier::Well, true);
-        let same = self.workers.eligible(wanted, self.programs.at_home()).get(worker)?;
-        Some(Choice::among(same, Reason::Repeated, &[same]))
-    }
-
     /// Sends the turn where the choice says.
-    pub(crate) fn dispatch(&mut self, id: TurnId, choice: Choice, delay: Duration, out: &mut Vec<Effect>) {
+    pub(crate) fn dispatch(
+        &mut self,
+        id: TurnId,
+        placement: Placement,
+        delay: Duration,
+        out: &mut Vec<Effect>,
+    ) {
         let now = self.now;
         let Some(turn) = self.turns.get(id) else { return };
-        let prefill = expected_prefill(&self.route(turn), choice.worker).min(TOKENS_MAX);
+        let (worker, prefill) = (placement.choice.worker, placement.prefill());
+        // Where the prompt is computed, and what of it.
+        let (leg, computes) = match prefill {
+            Some(prefill) => (Leg::Prefill, prefill),
+            None => (Leg::Whole, worker),
+        };
+        let tokens = expected_prefill(&self.route(turn, leg), computes).min(TOKENS_MAX);
         let Some(turn) = self.turns.get_mut(id) else { return };
         turn.stop_waiting(now);
-        turn.queued_prefill = prefill;
+        turn.queued_prefill = tokens;
         turn.attempts = turn.attempts.saturating_add(1);
-        turn.phase = Phase::Running { worker: choice.worker, since: now, started: false, answering: false };
-        let is_turn = turn.arrival.class.is_turn();
+        turn.phase = Phase::Running { worker, prefill, since: now, started: false, answering: false };
         let attempt = turn.attempts;
-        let probes = self.workers.change(choice.worker, |worker| {
-            let admitted = worker.breaker.admits();
-            worker.meter.dispatched();
-            worker.turns_running += u32::from(is_turn);
-            worker.queued_prefill += prefill;
-            worker.breaker.dispatched(id);
-            admitted != worker.breaker.admits()
-        });
-        // With the probe under way this worker is a last resort, for held turns that have no other.
-        self.room_changed |= probes.unwrap_or_default();
+        for worker in prefill.into_iter().chain([worker]) {
+            self.begin_at(id, worker, if worker == computes { tokens } else { 0 });
+        }
         self.counters.dispatched += 1;
         self.counters.retried += u64::from(attempt > 1);
+        let Some(turn) = self.turns.get(id) else { return };
         let held = turn.waited;
         if let Some(program) = turn.tracked_program() {
             let prompt = turn.arrival.input_tokens_estimate.min(TOKENS_MAX);
-            self.programs.dispatched(program, choice.worker, prompt);
+            self.programs.dispatched(program, worker, prefill, prompt);
         }
+        let Placement { choice, split } = placement;
         out.push(Effect::Record(Decision {
             turn: id,
             policy: self.policy.name().to_owned(),
-            worker: choice.worker,
+            worker,
             reason: choice.reason.as_str().to_owned(),
             candidates: choice.scores,
             terms: choice.terms,
             candidate_count: choice.compared,
             attempt,
             held,
+            prefill: prefill_decision(split),
         }));
-        out.push(Effect::Dispatch { turn: id, worker: choice.worker, attempt, delay });
+        out.push(Effect::Dispatch { turn: id, worker, prefill, attempt, delay });
+    }
+
+    /// A leg of the turn begins at a worker, which has to compute `tokens` of its prompt.
+    fn begin_at(&mut self, id: TurnId, worker: WorkerId, tokens: u64) {
+        let is_turn = self.turns.get(id).is_some_and(|turn| turn.arrival.class.is_turn());
+        let probes = self.workers.change(worker, |worker| {
+            let admitted = worker.breaker.admits();
+            worker.meter.dispatched();
+            worker.turns_running += u32::from(is_turn);
+            worker.queued_prefill += tokens;
+            worker.breaker.dispatched(id);
+            admitted != worker.breaker.admits()
+        });
+        // With the probe under way this worker is a last resort, for held turns that have no other.
+        self.room_changed |= probes.unwrap_or_default();
+    }
+
+    /// A leg of the turn is over at a worker, which still had `tokens` of its prompt queued.
+    fn end_at(&mut self, worker: WorkerId, is_turn: bool, tokens: u64) {
+        self.workers.change(worker, |worker| {
+            worker.meter.finished();
+            worker.queued_prefill -= tokens.min(worker.queued_prefill);
+            worker.turns_running = worker.turns_running.saturating_sub(u32::from(is_turn));
+        });
+        self.room_changed = true;
+    }
+
+    /// The prefill leg of a turn is over, and told this of its worker. False where there is none.
+    pub(crate) fn end_prefill(&mut self, id: TurnId, signal: Signal) -> bool {
+        let Some(turn) = self.turns.get_mut(id) else { return false };
+        let Phase::Running { prefill, since, .. } = &mut turn.phase else { return false };
+        let (since, Some(worker)) = (*since, prefill.take()) else { return false };
+        let (is_turn, tokens) = (turn.arrival.class.is_turn(), std::mem::take(&mut turn.queued_prefill));
+        self.signal_at(worker, id, since, signal);
+        self.end_at(worker, is_turn, tokens);
+        true
     }
 
     /// Puts the turn in the queue, or refuses it where it cannot wait. `refusal` is the reason given when it may
     /// not wait for want of time.
     pub(crate) fn hold(&mut self, id: TurnId, refusal: RejectReason, out: &mut Vec<Effect>) {
         let Some(turn) = self.turns.get(id) else { return };
+        let asked = self.workers.asked(turn.arrival.model.as_deref());
+        if turn.attempts == 0 && self.workers.none_suits(asked, &turn.arrival.wishes) {
+            return self.reject(id, RejectReason::NoneSuits, out);
+        }
         let reason = self.hold_reason(turn);
         if !turn.arrival.class.is_turn() {
             let refusal = if turn.attempts == 0 { RejectReason::NoWorker } else { refusal };
@@ -150,15 +133,6 @@ impl Scheduler {
         out.push(Effect::Hold { turn: id, reason, position });
     }
 
-    fn hold_reason(&self, turn: &Turn) -> HoldReason {
-        let ready = |tier| self.workers.any_ready(wanted(turn, tier, false));
-        if ready(Tier::Well) || ready(Tier::LastResort) {
-            HoldReason::WorkersFull
-        } else {
-            HoldReason::NoWorker
-        }
-    }
-
     /// Answers the turn with a refusal; it is over.
     pub(crate) fn reject(&mut self, id: TurnId, reason: RejectReason, out: &mut Vec<Effect>) {
         let Some(turn) = self.turns.get(id) else { return };
@@ -172,7 +146,10 @@ impl Scheduler {
         match (reason, self.hold_reason(turn)) {
             // Something is broken, not full: waiting for others to finish is not what it takes.
             (RejectReason::AttemptsExhausted(_), HoldReason::WorkersFull) => pace::RETRY_AFTER_MIN,
-            (_, HoldReason::NoWorker) => pace::RETRY_AFTER_NO_WORKER,
+            (RejectReason::NoneSuits, _)
+            | (_, HoldReason::NoWorker | HoldReason::NoPrefillWorker | HoldReason::NoDecodeWorker) => {
+                pace::RETRY_AFTER_NO_WORKER
+            }
             (
                 RejectReason::QueueFull | RejectReason::HoldExpired | RejectReason::NoWorker,
                 HoldReason::WorkersFull,
@@ -184,18 +161,19 @@ impl Scheduler {
         }
     }
 
-    /// Takes the turn off its worker or out of the queue, and out of the tables. Its worker, if it had one.
-    pub(crate) fn forget(&mut self, id: TurnId) -> Option<WorkerId> {
-        let worker = self.leave_place(id);
-        let turn = self.turns.remove(id)?;
+    /// Takes the turn off its workers or out of the queue, and out of the tables.
+    pub(crate) fn forget(&mut self, id: TurnId) {
+        self.leave_place(id);
+        let Some(turn) = self.turns.remove(id) else { return };
         if let Some(program) = turn.tracked_program() {
             self.programs.end_turn(self.now, program);
         }
-        worker
     }
 
-    /// Takes the turn off its worker or out of the queue. Its worker, if it had one.
+    /// Takes the turn off its workers or out of the queue. The worker that answers, if it had one.
     pub(crate) fn leave_place(&mut self, id: TurnId) -> Option<WorkerId> {
+        // A prefill leg that is still under way has proved nothing.
+        self.end_prefill(id, Signal::Neutral);
         let now = self.now;
         let turn = self.turns.get_mut(id)?;
         match turn.phase {
@@ -207,14 +185,9 @@ impl Scheduler {
             }
             Phase::Running { worker, .. } => {
                 turn.phase = Phase::Placing;
-                let is_turn = turn.arrival.class.is_turn();
-                let prefill = std::mem::take(&mut turn.queued_prefill);
-                self.workers.change(worker, |worker| {
-                    worker.meter.finished();
-                    worker.queued_prefill -= prefill.min(worker.queued_prefill);
-                    worker.turns_running = worker.turns_running.saturating_sub(u32::from(is_turn));
-                });
-                self.room_changed = true;
+                let (is_turn, tokens) =
+                    (turn.arrival.class.is_turn(), std::mem::take(&mut turn.queued_prefill));
+                self.end_at(worker, is_turn, tokens);
                 Some(worker)
             }
         }
@@ -235,11 +208,11 @@ impl Scheduler {
             // Those behind the head want the same workers, unless the head is choosier than they are.
             let choosy = self.turns.get(id).is_some_and(|turn| turn.is_choosy(self.workers.tainted()));
             let dispatched = goes.is_some();
-            if let Some(choice) = goes {
+            if let Some(placement) = goes {
                 if let Some(turn) = self.turns.get(id) {
                     self.queue.remove(&model, order, id, turn.deadline);
                 }
-                self.dispatch(id, choice, Duration::ZERO, out);
+                self.dispatch(id, placement, Duration::ZERO, out);
             }
             if let Some(next) = next.filter(|_| dispatched || choosy) {
                 heads.insert(next, model);
@@ -249,19 +222,22 @@ impl Scheduler {
 
     /// Held turns that a worker could take: none, by I-SCH-6. For the invariant check.
     pub(crate) fn idle_while_held(&self) -> BTreeSet<TurnId> {
-        let could_go = |id: &TurnId| {
-            let Some(turn) = self.turns.get(*id) else { return false };
-            for (tier, spare_failed) in RANKS {
-                let wanted = wanted(turn, tier, spare_failed);
-                if self.workers.eligible(wanted, self.programs.at_home()).lightest().is_some() {
-                    return true;
-                }
-                if self.workers.any_ready(wanted) {
-                    return false;
-                }
-            }
-            false
-        };
+        let could_go = |id: &TurnId| self.turns.get(*id).is_some_and(|turn| self.plan(turn).is_some());
         self.queue.iter().map(|(_, _, id)| id).filter(could_go).collect()
+    }
+}
+
+fn prefill_decision(split: Split) -> Option<PrefillDecision> {
+    match split {
+        Split::Whole => None,
+        Split::Alone => Some(PrefillDecision::Alone),
+        Split::Local(tokens) => Some(PrefillDecision::Local { tokens }),
+        Split::Remote(choice) => Some(PrefillDecision::Remote(LegDecision {
+            worker: choice.worker,
+            reason: choice.reason.as_str().to_owned(),
+            candidates: choice.scores,
+            terms: choice.terms,
+            candidate_count: choice.compared,
+        })),
     }
 }

@@ -6,7 +6,8 @@
 //! - I-PRG-2 a program of which no turn was ever dispatched leaves with its last turn: clients that give up while
 //!   they wait leave nothing behind.
 //! - I-PRG-3 `idle` holds exactly the programs without live turns, longest idle first.
-//! - I-PRG-4 `at_home` holds for each worker the tokens of the programs whose last worker it is, and no zeros.
+//! - I-PRG-4 `at_home` holds for each worker the tokens of the programs whose last worker it is, for answers or for
+//!   prompts, and no zeros.
 //! - Side calls look a program up (for its worker) and change nothing, but one that is marked final ends it as
 //!   any other call does: that mark may come on a call made for nothing else.
 //! - Deliberately absent: a tree. A child knows its parent's key; a parent that was forgotten is simply not found.
@@ -36,6 +37,8 @@ pub(crate) struct Program {
     pub(crate) parent: Option<ProgramKey>,
     pub(crate) group: Option<GroupId>,
     pub(crate) last_worker: Option<WorkerId>,
+    /// Where a prompt of it was computed last for another worker.
+    pub(crate) last_prefill: Option<WorkerId>,
     pub(crate) live_turns: u32,
     pub(crate) turns_dispatched: u64,
     pub(crate) turns_finished: u64,
@@ -54,6 +57,12 @@ pub(crate) struct Program {
 impl Program {
     pub(crate) const fn state(&self) -> ProgramState {
         if self.live_turns > 0 { ProgramState::Reasoning } else { ProgramState::Acting }
+    }
+
+    /// The workers that it is at home at, each once.
+    fn homes(&self) -> impl Iterator<Item = WorkerId> + use<> {
+        let prefill = self.last_prefill.filter(|worker| Some(*worker) != self.last_worker);
+        self.last_worker.into_iter().chain(prefill)
     }
 }
 
@@ -134,6 +143,7 @@ impl Programs {
             parent: None,
             group: None,
             last_worker: None,
+            last_prefill: None,
             live_turns: 0,
             turns_dispatched: 0,
             turns_finished: 0,
@@ -148,11 +158,19 @@ impl Programs {
         self.by_key.insert(key.clone(), program);
     }
 
-    /// A turn of the program with a prompt of about `tokens` goes to a worker.
-    pub(crate) fn dispatched(&mut self, key: &ProgramKey, worker: WorkerId, tokens: u64) {
+    /// A turn of the program with a prompt of about `tokens` goes to a worker, or to a pair.
+    pub(crate) fn dispatched(
+        &mut self,
+        key: &ProgramKey,
+        worker: WorkerId,
+        prefill: Option<WorkerId>,
+        tokens: u64,
+    ) {
         if let Some(program) = self.by_key.get_mut(key) {
             leave_home(&mut self.at_home, program);
             program.last_worker = Some(worker);
+            // A turn without a worker of its own for the prompt leaves the former one's copy where it is.
+            program.last_prefill = prefill.or(program.last_prefill);
             program.turns_dispatched += 1;
             program.home_tokens = tokens.max(program.known_tokens).min(TOKENS_MAX);
             come_home(&mut self.at_home, program);
@@ -249,17 +267,19 @@ impl Programs {
 }
 
 fn leave_home(at_home: &mut BTreeMap<WorkerId, u64>, program: &Program) {
-    let Some(worker) = program.last_worker else { return };
-    if let Some(tokens) = at_home.get_mut(&worker) {
-        *tokens = tokens.saturating_sub(program.home_tokens);
-        if *tokens == 0 {
-            at_home.remove(&worker);
+    for worker in program.homes() {
+        if let Some(tokens) = at_home.get_mut(&worker) {
+            *tokens = tokens.saturating_sub(program.home_tokens);
+            if *tokens == 0 {
+                at_home.remove(&worker);
+            }
         }
     }
 }
 
 fn come_home(at_home: &mut BTreeMap<WorkerId, u64>, program: &Program) {
-    let Some(worker) = program.last_worker.filter(|_| program.home_tokens > 0) else { return };
-    let tokens = at_home.entry(worker).or_default();
-    *tokens = tokens.saturating_add(program.home_tokens);
+    for worker in program.homes().filter(|_| program.home_tokens > 0) {
+        let tokens = at_home.entry(worker).or_default();
+        *tokens = tokens.saturating_add(program.home_tokens);
+    }
 }

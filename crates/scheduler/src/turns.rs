@@ -19,8 +19,10 @@ pub(crate) enum Phase {
     },
     /// At a worker.
     Running {
-        /// Which.
+        /// The one that answers.
         worker: WorkerId,
+        /// The one that computes the prompt for it, until that is done.
+        prefill: Option<WorkerId>,
         /// Since when.
         since: Time,
         /// The engine's response head is there.

@@ -138,6 +138,8 @@ pub struct ProgramView {
     pub group: Option<GroupId>,
     /// Where it ran last.
     pub last_worker: Option<WorkerId>,
+    /// Where a prompt of it was computed last for another worker.
+    pub last_prefill: Option<WorkerId>,
     /// Turns held or running.
     pub live_turns: u32,
     /// Dispatches of its turns.
@@ -160,6 +162,7 @@ impl ProgramView {
             parent: program.parent.clone(),
             group: program.group.clone(),
             last_worker: program.last_worker,
+            last_prefill: program.last_prefill,
             live_turns: program.live_turns,
             turns_dispatched: program.turns_dispatched,
             turns_finished: program.turns_finished,
@@ -181,8 +184,10 @@ pub struct TurnView {
     pub class: RequestClass,
     /// The model asked for.
     pub model: Option<String>,
-    /// Where it runs; `None` while held.
+    /// Where it runs, the worker that answers; `None` while held.
     pub worker: Option<WorkerId>,
+    /// The worker that computes its prompt for that one, until that is done.
+    pub prefill: Option<WorkerId>,
     /// Since when it is held or runs there.
     pub since: Time,
     /// The client has bytes of the answer.
@@ -195,10 +200,12 @@ pub struct TurnView {
 
 impl TurnView {
     fn new(id: TurnId, turn: &Turn, now: Time) -> Self {
-        let (worker, since, answering) = match turn.phase {
-            Phase::Placing => (None, now, false),
-            Phase::Held { since } => (None, since, false),
-            Phase::Running { worker, since, answering, .. } => (Some(worker), since, answering),
+        let (worker, prefill, since, answering) = match turn.phase {
+            Phase::Placing => (None, None, now, false),
+            Phase::Held { since } => (None, None, since, false),
+            Phase::Running { worker, prefill, since, answering, .. } => {
+                (Some(worker), prefill, since, answering)
+            }
         };
         Self {
             turn: id,
@@ -206,6 +213,7 @@ impl TurnView {
             class: turn.arrival.class,
             model: turn.arrival.model.clone(),
             worker,
+            prefill,
             since,
             answering,
             attempts: turn.attempts,

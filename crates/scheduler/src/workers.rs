@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tandem_routing::{Candidate, Fleet, LoadMeter};
-use tandem_types::{LoadReport, RouteWishes, Time, WorkerId, WorkerInfo};
+use tandem_types::{EngineKind, LoadReport, RouteWishes, Time, WorkerId, WorkerInfo, WorkerRole};
 
 use crate::breaker::Breaker;
 
@@ -85,8 +85,20 @@ impl Worker {
         (self.report, self.report_until) = (None, None);
     }
 
-    fn serves(&self, model: Option<&str>) -> bool {
-        self.models.as_ref().is_some_and(|models| serves(models, model))
+    fn serves(&self, asked: Asked<'_>) -> bool {
+        self.models.as_ref().is_some_and(|models| asked.served(models, self.loads_adapters()))
+    }
+
+    fn loads_adapters(&self) -> bool {
+        self.info.as_ref().is_some_and(|info| info.loads_adapters)
+    }
+
+    pub(crate) fn role(&self) -> WorkerRole {
+        self.info.as_ref().map_or(WorkerRole::Both, |info| info.role)
+    }
+
+    pub(crate) fn kind(&self) -> Option<EngineKind> {
+        self.info.as_ref().map(|info| info.kind)
     }
 
     fn has_slot(&self) -> bool {
@@ -101,7 +113,7 @@ impl Worker {
         })
     }
 
-    fn candidate(&self, id: WorkerId, home_tokens: u64) -> Candidate {
+    fn candidate(&self, id: WorkerId, asked: Asked<'_>, home_tokens: u64) -> Candidate {
         Candidate {
             worker: id,
             load: self.meter.load(),
@@ -111,6 +123,8 @@ impl Worker {
                 .report
                 .and_then(|report| report.kv_capacity_tokens)
                 .or_else(|| self.info.as_ref().and_then(|info| info.kv_capacity_tokens)),
+            cold: asked.cold != Cold::Never
+                && self.models.as_ref().is_some_and(|models| !listed(models, asked.model)),
         }
     }
 
@@ -119,9 +133,39 @@ impl Worker {
     }
 }
 
-/// Whether a worker with these models takes a turn for `model`.
-fn serves(models: &[String], model: Option<&str>) -> bool {
+/// Whether a worker with these models takes a turn for `model` as it is.
+fn listed(models: &[String], model: Option<&str>) -> bool {
     model.is_none_or(|wanted| models.is_empty() || models.iter().any(|known| known == wanted))
+}
+
+/// The model that a turn asks for, and what lets a worker take it that does not list it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Asked<'a> {
+    pub(crate) model: Option<&'a str>,
+    cold: Cold<'a>,
+}
+
+/// What a worker needs that loads adapters when asked, to take a turn for a name that it does not list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cold<'a> {
+    /// No such worker takes it: the name is a model's.
+    Never,
+    /// The model that the name adapts, as workers say that have the adapter loaded.
+    Base(&'a str),
+    /// Nothing: nobody knows the name, so it may be an adapter of any model.
+    Unknown,
+}
+
+impl Asked<'_> {
+    fn served(&self, models: &[String], loads_adapters: bool) -> bool {
+        listed(models, self.model)
+            || loads_adapters
+                && match self.cold {
+                    Cold::Never => false,
+                    Cold::Base(base) => listed(models, Some(base)),
+                    Cold::Unknown => true,
+                }
+    }
 }
 
 /// Which workers to prefer.
@@ -136,7 +180,11 @@ pub(crate) enum Tier {
 /// What a turn needs of a worker.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted<'a> {
-    pub(crate) model: Option<&'a str>,
+    pub(crate) asked: Asked<'a>,
+    /// The part of the work that it is to do.
+    pub(crate) role: WorkerRole,
+    /// The make that it must be of, where the other worker of a pair demands it.
+    pub(crate) kind: Option<EngineKind>,
     pub(crate) tier: Tier,
     /// Workers that failed this turn already.
     pub(crate) except: &'a [WorkerId],
@@ -148,11 +196,13 @@ pub(crate) struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn accepts(&self, id: WorkerId, worker: &Worker) -> bool {
-        self.accepts_but_model(id, worker) && worker.serves(self.model)
+        self.accepts_but_model(id, worker) && worker.serves(self.asked)
     }
 
     fn accepts_but_model(&self, id: WorkerId, worker: &Worker) -> bool {
         worker.is_ready()
+            && worker.role() == self.role
+            && (self.kind.is_none() || self.kind == worker.kind())
             && worker.breaker.admits() == (self.tier == Tier::Well)
             && (!self.slot || worker.has_slot())
             && !self.except.contains(&id)
@@ -168,6 +218,12 @@ pub(crate) struct Workers {
     opened: BTreeSet<(Time, WorkerId)>,
     reported: BTreeSet<(Time, WorkerId)>,
     tainted: bool,
+    /// Some worker does only a part of the work.
+    split: bool,
+    /// Some worker loads adapters when asked.
+    loading: bool,
+    /// The models that adapters adapt, by the adapter's name.
+    bases: BTreeMap<String, String>,
 }
 
 impl Workers {
@@ -198,7 +254,60 @@ impl Workers {
             worker.info = Some(info);
             worker.models = Some(models);
         });
-        self.tainted = self.by_id.values().filter_map(|w| w.info.as_ref()).any(|i| !i.taints.is_empty());
+        let infos = || self.by_id.values().filter_map(|w| w.info.as_ref());
+        self.tainted = infos().any(|info| !info.taints.is_empty());
+        self.split = infos().any(|info| !info.role.is_both());
+        self.loading = infos().any(|info| info.loads_adapters);
+        let adapters = infos().flat_map(|info| &info.adapters).filter(|_| self.loading);
+        self.bases = adapters.map(|adapter| (adapter.name.clone(), adapter.base.clone())).collect();
+    }
+
+    /// What `model` is to workers.
+    pub(crate) fn asked<'a>(&'a self, model: Option<&'a str>) -> Asked<'a> {
+        let cold = match model.filter(|_| self.loading) {
+            None => Cold::Never,
+            Some(name) => match self.bases.get(name) {
+                Some(base) => Cold::Base(base),
+                None if self.knows(name) => Cold::Never,
+                None => Cold::Unknown,
+            },
+        };
+        Asked { model, cold }
+    }
+
+    /// Whether some worker lists the name.
+    fn knows(&self, name: &str) -> bool {
+        let lists = self.by_id.values().filter_map(|worker| worker.models.as_ref());
+        lists.flat_map(|models| models.iter()).any(|known| known == name)
+    }
+
+    /// Whether workers that do only a part of the work serve the model.
+    pub(crate) fn splits(&self, asked: Asked<'_>) -> bool {
+        self.split && self.present().any(|worker| !worker.role().is_both() && worker.serves(asked))
+    }
+
+    /// Workers that are not gone.
+    fn present(&self) -> impl Iterator<Item = &Worker> {
+        self.by_id.values().filter(|worker| worker.state != WorkerState::Removed)
+    }
+
+    /// Whether the labels and taints of workers, and nothing else, keep a turn from ever being served: workers
+    /// serve the model, and of one kind that it takes none suits.
+    pub(crate) fn none_suits(&self, asked: Asked<'_>, wishes: &RouteWishes) -> bool {
+        if wishes.require.is_empty() && !self.tainted
+            || self.present().any(|worker| matches!(worker.state, WorkerState::Expected { .. }))
+        {
+            return false;
+        }
+        // Whether there are workers of the role, and whether one of them suits.
+        let of = |role| {
+            let mut serving = self.present().filter(|w| w.role() == role && w.serves(asked)).peekable();
+            (serving.peek().is_some(), serving.any(|worker| worker.suits(wishes)))
+        };
+        let (whole, prefill, decode) = (of(WorkerRole::Both), of(WorkerRole::Prefill), of(WorkerRole::Decode));
+        let lacking = |(there, suits): (bool, bool)| there && !suits;
+        let split = prefill.0 || decode.0;
+        (whole.0 || split) && !whole.1 && (!split || lacking(prefill) || lacking(decode))
     }
 
     /// Changes a worker and keeps the indexes true. `None` when there is no such worker.
@@ -234,9 +343,10 @@ impl Workers {
     /// Whether some worker may come to serve the model: nothing is known of any worker yet, one that is not
     /// gone serves it, or one is expected of which nothing is known.
     pub(crate) fn might_serve(&self, model: Option<&str>, now: Time) -> bool {
+        let asked = self.asked(model);
         let mut informed = false;
         for worker in self.by_id.values().filter(|w| w.state != WorkerState::Removed) {
-            if worker.serves(model) || matches!(worker.state, WorkerState::Expected { until } if now < until)
+            if worker.serves(asked) || matches!(worker.state, WorkerState::Expected { until } if now < until)
             {
                 return true;
             }
@@ -254,6 +364,11 @@ impl Workers {
     /// Whether some worker has, or had when workers last told, a taint.
     pub(crate) const fn tainted(&self) -> bool {
         self.tainted
+    }
+
+    /// Whether some worker does only a part of the work, or did when workers last told.
+    pub(crate) const fn has_split(&self) -> bool {
+        self.split
     }
 
     pub(crate) fn has_free(&self) -> bool {
@@ -321,7 +436,8 @@ impl Eligible<'_> {
 impl Fleet for Eligible<'_> {
     fn get(&self, id: WorkerId) -> Option<Candidate> {
         let worker = self.workers.get(id).filter(|worker| self.wanted.accepts(id, worker))?;
-        Some(worker.candidate(id, self.at_home.get(&id).copied().unwrap_or(0)))
+        let home_tokens = self.at_home.get(&id).copied().unwrap_or(0);
+        Some(worker.candidate(id, self.wanted.asked, home_tokens))
     }
 
     fn lightest(&self) -> Option<Candidate> {
@@ -339,7 +455,7 @@ impl Fleet for Eligible<'_> {
             }
             return;
         }
-        let mut last: Option<(&Arc<[String]>, bool)> = None;
+        let mut last: Option<(&Arc<[String]>, bool, bool)> = None;
         // Both tables are in order of id: one walk instead of a look-up for each worker.
         let mut at_home = self.at_home.iter().peekable();
         for (id, worker) in self.workers.iter() {
@@ -347,15 +463,16 @@ impl Fleet for Eligible<'_> {
             if !self.wanted.accepts_but_model(id, worker) {
                 continue;
             }
+            let loads = worker.loads_adapters();
             let served = match last {
-                Some((seen, served)) if Arc::ptr_eq(seen, models) => served,
-                Some(_) | None => serves(models, self.wanted.model),
+                Some((seen, loading, served)) if loading == loads && Arc::ptr_eq(seen, models) => served,
+                Some(_) | None => self.wanted.asked.served(models, loads),
             };
-            last = Some((models, served));
+            last = Some((models, loads, served));
             if served {
                 while at_home.next_if(|&(&home, _)| home < id).is_some() {}
                 let home_tokens = at_home.next_if(|&(&home, _)| home == id).map_or(0, |(_, &tokens)| tokens);
-                out.push(worker.candidate(id, home_tokens));
+                out.push(worker.candidate(id, self.wanted.asked, home_tokens));
             }
         }
     }

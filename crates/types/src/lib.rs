@@ -28,4 +28,4 @@ pub use prefix::{MatchSource, PrefixMatch, SharedPrefix, WorkerPrefix};
 pub use time::Time;
 pub use turn::{BodyEdit, BodyIds, Dialect, FinishReason, PromptShape, ToolCall, TurnFacts, Usage};
 pub use wishes::{LabelWish, RouteWishes, WeightOverrides};
-pub use worker::{EngineKind, LoadReport, WorkerInfo};
+pub use worker::{Adapter, EngineKind, LoadReport, WorkerInfo, WorkerRole};

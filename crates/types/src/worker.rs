@@ -14,13 +14,52 @@ pub enum EngineKind {
     OpenAi,
 }
 
+/// The part of a turn's work that a worker is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerRole {
+    /// Prompt and answer.
+    #[default]
+    Both,
+    /// Computes prompts, whose KV another worker fetches.
+    Prefill,
+    /// Writes answers to prompts whose KV it fetches.
+    Decode,
+}
+
+impl WorkerRole {
+    /// Whether nothing is split here: the role of most workers, which records leave out.
+    #[must_use]
+    pub const fn is_both(&self) -> bool {
+        matches!(self, Self::Both)
+    }
+}
+
+/// A LoRA adapter that a worker has loaded.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Adapter {
+    /// The name to ask for.
+    pub name: String,
+    /// The model that it adapts.
+    pub base: String,
+}
+
 /// What is known of a worker when it is ready to take turns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerInfo {
     /// Make of its engine.
     pub kind: EngineKind,
-    /// Names under which its models may be asked for, sorted; empty = takes any name.
+    /// The part of the work that it does.
+    #[serde(default, skip_serializing_if = "WorkerRole::is_both")]
+    pub role: WorkerRole,
+    /// Names under which its models may be asked for, adapters included, sorted; empty = takes any name.
     pub models: Vec<String>,
+    /// Those of `models` that are adapters, sorted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<Adapter>,
+    /// It loads adapters that it does not have yet when a turn asks for them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub loads_adapters: bool,
     /// KV pool in tokens, where the engine tells.
     pub kv_capacity_tokens: Option<u64>,
     /// Most turns that may run here at once; `None` = no bound of ours.
@@ -31,6 +70,24 @@ pub struct WorkerInfo {
     /// What keeps requests away that do not say that they put up with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<String>,
+}
+
+impl WorkerInfo {
+    /// A worker of which only the make is known: it does everything and takes any name.
+    #[must_use]
+    pub const fn new(kind: EngineKind) -> Self {
+        Self {
+            kind,
+            role: WorkerRole::Both,
+            models: Vec::new(),
+            adapters: Vec::new(),
+            loads_adapters: false,
+            kv_capacity_tokens: None,
+            max_running: None,
+            labels: Vec::new(),
+            taints: Vec::new(),
+        }
+    }
 }
 
 /// A worker's own report of its load.

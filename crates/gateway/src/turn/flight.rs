@@ -121,7 +121,7 @@ async fn obtain(mut turn: Turn, call: Arc<Call>, mut trouble: String) -> (Turn, 
                 return rejected(turn, reason, retry_after, last, &trouble);
             }
             Some(TurnEffect::Superseded { by }) => return superseded(turn, by),
-            Some(TurnEffect::Dispatch { worker, attempt, delay }) => {
+            Some(TurnEffect::Dispatch { worker, prefill: _, attempt, delay }) => {
                 turn.dispatched(worker, attempt);
                 ask_for_tokens(&mut turn, &call, worker);
                 let got = tokio::select! {
@@ -231,6 +231,7 @@ fn rejected(
             None => "no worker became free in time".to_owned(),
         },
         RejectReason::NoWorker => "no worker is ready".to_owned(),
+        RejectReason::NoneSuits => "no worker has the labels that the call asks for".to_owned(),
         RejectReason::AttemptsExhausted(_) => format!("no engine could answer: {trouble}"),
     };
     turn.end(End::Rejected { reason: word, kind }, None);
@@ -242,6 +243,7 @@ const fn reject_words(reason: RejectReason) -> (&'static str, ErrorKind) {
         RejectReason::QueueFull => ("queue_full", ErrorKind::QueueFull),
         RejectReason::HoldExpired => ("hold_expired", ErrorKind::HoldExpired),
         RejectReason::NoWorker => ("no_worker", ErrorKind::NoWorker),
+        RejectReason::NoneSuits => ("none_suits", ErrorKind::BadRequest),
         RejectReason::AttemptsExhausted(FailureKind::Timeout) => {
             ("attempts_exhausted", ErrorKind::UpstreamTimeout)
         }

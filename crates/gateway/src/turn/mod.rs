@@ -156,5 +156,7 @@ pub(crate) const fn hold_word(reason: HoldReason) -> &'static str {
     match reason {
         HoldReason::NoWorker => "no_worker",
         HoldReason::WorkersFull => "workers_full",
+        HoldReason::NoPrefillWorker => "no_prefill_worker",
+        HoldReason::NoDecodeWorker => "no_decode_worker",
     }
 }

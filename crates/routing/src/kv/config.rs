@@ -34,6 +34,11 @@ pub struct KvConfig {
     pub lost: f64,
     /// Tokens that any worker but the parent's costs a new child more.
     pub parent_tokens: f64,
+    /// Where prompts and answers have workers of their own: what fetching a token's KV costs a worker for answers,
+    /// in parts of what computing it would. Scales all that a prompt counts for there.
+    pub transfer: f64,
+    /// Tokens that loading a LoRA adapter counts as.
+    pub adapter_tokens: f64,
     /// 0 = the cheapest worker; above, workers are drawn, cheap ones more often (1 = a spread where the dearest is
     /// drawn e times less often than the cheapest).
     pub temperature: f64,
@@ -53,6 +58,8 @@ impl Default for KvConfig {
             stay: 0.1,
             lost: 1000.0,
             parent_tokens: 1024.0,
+            transfer: 0.1,
+            adapter_tokens: 4096.0,
             temperature: 0.0,
         }
     }
@@ -86,9 +93,13 @@ impl KvConfig {
     /// # Errors
     /// [`KvConfigError`] names the first that makes no sense.
     pub fn check(&self) -> Result<(), KvConfigError> {
-        for (name, part) in
-            [("device", self.device), ("host", self.host), ("disk", self.disk), ("shared", self.shared)]
-        {
+        for (name, part) in [
+            ("device", self.device),
+            ("host", self.host),
+            ("disk", self.disk),
+            ("shared", self.shared),
+            ("transfer", self.transfer),
+        ] {
             if !(0.0..=1.0).contains(&part) {
                 return Err(KvConfigError::Part(name));
             }
@@ -101,6 +112,7 @@ impl KvConfig {
             ("stay", self.stay),
             ("lost", self.lost),
             ("parent_tokens", self.parent_tokens),
+            ("adapter_tokens", self.adapter_tokens),
             ("temperature", self.temperature),
         ] {
             if !(0.0..=WEIGHT_MAX).contains(&weight) {

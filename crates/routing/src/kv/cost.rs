@@ -1,6 +1,6 @@
 //! What a turn costs on a worker, in prompt tokens.
 //!
-//! `cost = prefill + queued + decode + left_behind + crowding + affinity + labels`
+//! `cost = prefill + transfer + queued + decode + left_behind + crowding + affinity + labels + adapter`
 //!
 //! - `prefill`: the prompt less its credits. A block counts once, at the best weight among the places where an
 //!   engine could take it from: the worker's own tiers, as far as its leading run goes, and behind that the shared
@@ -13,12 +13,16 @@
 //! - `affinity`: a part of the prompt for not being home, much more in a fleet that loses KV; a fixed amount for not
 //!   being the parent's worker.
 //! - `labels`: preferred labels that are missing, in parts of the prompt.
+//! - `adapter`: the LoRA adapter that would have to be loaded.
+//! - Where prompts and answers have workers of their own: a worker for prompts has no `decode` (all that runs there is
+//!   queued prefill); a worker for answers has `transfer` in place of `prefill`, the part of the prompt that it would
+//!   have to fetch, and there `left_behind`, `crowding` and `affinity` count by the same scale.
 
 use serde::{Deserialize, Serialize};
 use tandem_types::{PrefixMatch, WorkerId};
 
 use super::config::{WEIGHT_MAX, Weights};
-use crate::{Candidate, Fleet, RouteTurn};
+use crate::{Candidate, Fleet, Leg, RouteTurn};
 
 /// What makes up a worker's cost, in tokens, and the blocks behind its credits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -47,15 +51,30 @@ pub struct CostTerms {
     pub affinity: u64,
     /// Preferred labels missing.
     pub labels: u64,
+    /// KV of the prompt still to fetch from where it is computed.
+    #[serde(default)]
+    pub transfer: u64,
+    /// An adapter to load.
+    #[serde(default)]
+    pub adapter: u64,
 }
 
 impl CostTerms {
     /// The cost.
     #[must_use]
     pub fn total(&self) -> u64 {
-        [self.queued, self.decode, self.left_behind, self.crowding, self.affinity, self.labels]
-            .into_iter()
-            .fold(self.prefill, u64::saturating_add)
+        [
+            self.transfer,
+            self.queued,
+            self.decode,
+            self.left_behind,
+            self.crowding,
+            self.affinity,
+            self.labels,
+            self.adapter,
+        ]
+        .into_iter()
+        .fold(self.prefill, u64::saturating_add)
     }
 
     /// Whether anything of the prompt is taken to be in the worker's reach.
@@ -173,21 +192,33 @@ impl<'a> Costs<'a> {
         let worker = candidate.worker;
         let mut terms = CostTerms::default();
         let (own, shared) = self.credits(worker, &mut terms);
-        terms.prefill = whole(prompt - own - shared);
+        // What a token of the prompt counts for here.
+        let scale = if turn.leg == Leg::Decode { weights.fleet.transfer } else { 1.0 };
+        if turn.leg == Leg::Decode {
+            terms.transfer = whole(scale * (prompt - own - shared));
+        } else {
+            terms.prefill = whole(prompt - own - shared);
+        }
         terms.queued = whole(self.load * weights.queued * float(candidate.queued_prefill));
-        terms.decode = whole(self.load * weights.decode * float(candidate.load));
+        if turn.leg != Leg::Prefill {
+            terms.decode = whole(self.load * weights.decode * float(candidate.load));
+        }
         let at_home = turn.home == Some(worker);
         if !at_home && let Some(at_home) = self.home_credit {
-            terms.left_behind = whole(weights.fleet.left_behind * (at_home - own));
+            terms.left_behind = whole(scale * weights.fleet.left_behind * (at_home - own));
         }
         let excess = self.crowd.map_or(0.0, |crowd| crowd.excess(candidate, at_home));
-        terms.crowding = whole(weights.fleet.crowding * excess);
-        terms.affinity = whole(match (turn.home, turn.parent_home) {
+        terms.crowding = whole(scale * weights.fleet.crowding * excess);
+        let away = match (turn.home, turn.parent_home) {
             (Some(home), _) if home != worker => self.stay,
             (None, Some(parent)) if parent != worker => weights.fleet.parent_tokens,
             (Some(_) | None, _) => 0.0,
-        });
+        };
+        terms.affinity = whole(scale * away);
         terms.labels = whole(prompt * self.missing_labels(fleet, worker));
+        if candidate.cold {
+            terms.adapter = whole(weights.fleet.adapter_tokens);
+        }
         terms
     }
 

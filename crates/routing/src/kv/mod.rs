@@ -20,9 +20,8 @@
 //! - New programs are placed for their life (crowding counts in full), known ones for their turn (crowding is
 //!   bounded by one prompt, so that it decides only once their KV is gone from home).
 //! - Deliberately absent: prediction of what a dispatch is about to put in a cache. The index does that (it alone
-//!   has the prompt's hashes), and its match arrives here as any other. Placement of LoRA adapters: engines list
-//!   adapters among their models, by which candidates are filtered before. Disaggregated prefill and decode pools.
-//!   Time: queued prefill is not aged, so a call that does not stream counts as queued until its answer is there.
+//!   has the prompt's hashes), and its match arrives here as any other. Which workers have a LoRA adapter, and which
+//!   are there for prompts or answers alone: candidates are filtered before. Time: queued prefill is not aged, so a call that does not stream counts as queued until its answer is there.
 //! - Sources: the credits (1, 3/4, 1/4, 1/2) are the defaults of Dynamo 1.6.1's router; the rest is our own.
 //!   The weights of home, crowding and losses come from simulated agent sessions on eight modelled engines, at
 //!   working sets of 0.25 to 2.5 times the pools.

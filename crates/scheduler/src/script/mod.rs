@@ -17,12 +17,12 @@
 //!
 //! | input | arguments |
 //! |---|---|
-//! | `expect W`, `up W`, `drain W`, `down W`, `remove W` | `up`: `models=a,b`, `max=N`, `kv=TOKENS`, `labels=a,b`, `taints=a,b` |
+//! | `expect W`, `up W`, `drain W`, `down W`, `remove W` | `up`: `models=a,b`, `max=N`, `kv=TOKENS`, `labels=a,b`, `taints=a,b`, `role=prefill` or `decode`, `kind=sglang`, `adapters=NAME:BASE,..`, `loads_adapters` |
 //! | `load W` | `running=N`, `waiting=N` |
 //! | `arrive T` | `session=S` or `S/AGENT`, `parent=` likewise, `group=`, `class=`, `key=N`, `model=`, `tokens=N`, `hold=SECONDS` (30), `final`; a match and wishes, as below |
 //! | `match T` | a match |
-//! | `start T`, `first T`, `gone T` | |
-//! | `fail T KIND` | a [`crate::FailureKind`] in snake case; `fatal` = not retryable |
+//! | `prefilled T`, `start T`, `first T`, `gone T` | |
+//! | `fail T KIND` | a [`crate::FailureKind`] in snake case; `fatal` = not retryable, `prefill` = the fault of the prefill worker |
 //! | `end T [RESULT]` | a [`crate::TurnResult`] (finished); `in=N`, `out=N`, `tools=N` |
 //! | `bye S` | session end |
 //! | `wait` | nothing but time |

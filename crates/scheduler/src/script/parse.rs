@@ -8,13 +8,13 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use tandem_types::{
-    AgentId, EngineId, EngineKind, GroupId, LabelWish, LoadReport, MatchSource, PrefixMatch, ProgramKey,
+    Adapter, AgentId, EngineId, EngineKind, GroupId, LabelWish, LoadReport, MatchSource, PrefixMatch, ProgramKey,
     RequestClass, RetryKey, RouteWishes, SessionId, TenantId, Time, TurnId, Usage, WeightOverrides, WorkerId,
-    WorkerInfo, WorkerPrefix,
+    WorkerInfo, WorkerPrefix, WorkerRole,
 };
 
 use super::{Content, Line, Script, ScriptError};
-use crate::SchedulerConfig;
+use crate::config::{LocalPrefill, PdFallback, SchedulerConfig};
 use crate::contract::{DispatchFailure, FailureKind, Input, TurnArrival, TurnOutcome, TurnResult};
 use crate::replay::Step;
 
@@ -82,6 +82,7 @@ fn input(verb: &str, words: &mut Words<'_>) -> Result<Input, String> {
         }
         "arrive" => Input::TurnArrived(arrival(words)?),
         "match" => Input::PrefixFound { turn: words.turn()?, prefix: prefix(words)? },
+        "prefilled" => Input::PrefillDone { turn: words.turn()? },
         "start" => Input::TurnStarted { turn: words.turn()? },
         "first" => Input::FirstToken { turn: words.turn()? },
         "gone" => Input::ClientGone { turn: words.turn()? },
@@ -89,7 +90,12 @@ fn input(verb: &str, words: &mut Words<'_>) -> Result<Input, String> {
         "fail" => {
             let turn = words.turn()?;
             let kind: FailureKind = named(words.word("kind of failure")?)?;
-            Input::TurnFailed { turn, failure: DispatchFailure { kind, retryable: !words.flag("fatal") } }
+            let failure = DispatchFailure { kind, retryable: !words.flag("fatal") };
+            if words.flag("prefill") {
+                Input::PrefillFailed { turn, failure }
+            } else {
+                Input::TurnFailed { turn, failure }
+            }
         }
         "end" => Input::TurnEnded { turn: words.turn()?, outcome: outcome(words)? },
         _ => return Err(format!("no input named {verb:?}")),
@@ -98,14 +104,25 @@ fn input(verb: &str, words: &mut Words<'_>) -> Result<Input, String> {
 
 fn worker_info(words: &mut Words<'_>) -> Result<WorkerInfo, String> {
     let models = words.take("models").map(|list| list.split(',').map(str::to_owned).collect());
+    let kind = words.take("kind").map(named::<EngineKind>).transpose()?.unwrap_or(EngineKind::Vllm);
     Ok(WorkerInfo {
-        kind: EngineKind::Vllm,
+        role: words.take("role").map(named::<WorkerRole>).transpose()?.unwrap_or_default(),
         models: models.unwrap_or_default(),
+        adapters: list(words.take("adapters")).iter().map(|text| adapter(text)).collect::<Result<_, _>>()?,
+        loads_adapters: words.flag("loads_adapters"),
         kv_capacity_tokens: words.value("kv")?,
         max_running: words.value("max")?,
         labels: list(words.take("labels")),
         taints: list(words.take("taints")),
+        ..WorkerInfo::new(kind)
     })
+}
+
+/// `NAME:BASE`.
+fn adapter(text: &str) -> Result<Adapter, String> {
+    let (name, base) =
+        text.split_once(':').ok_or_else(|| format!("{text:?} is not an adapter such as sql:tiny"))?;
+    Ok(Adapter { name: name.to_owned(), base: base.to_owned() })
 }
 
 fn arrival(words: &mut Words<'_>) -> Result<TurnArrival, String> {
@@ -246,8 +263,20 @@ fn config(words: &mut Words<'_>, config: &mut SchedulerConfig) -> Result<(), Str
     set(&mut config.program_idle_ttl, words.take("ttl").map(seconds).transpose()?);
     set(&mut config.startup_grace, words.take("grace").map(seconds).transpose()?);
     set(&mut config.breaker.open_first, words.take("open").map(seconds).transpose()?);
+    set(&mut config.pd.fallback, words.take("fallback").map(named::<PdFallback>).transpose()?);
+    set(&mut config.pd.local_prefill, words.take("local").map(local_prefill).transpose()?);
     set(&mut config.backoff_first, words.take("backoff").map(seconds).transpose()?);
     Ok(())
+}
+
+fn local_prefill(text: &str) -> Result<LocalPrefill, String> {
+    Ok(match text {
+        "off" => LocalPrefill::Off,
+        "auto" => LocalPrefill::Auto,
+        tokens => LocalPrefill::Tokens(
+            tokens.parse().map_err(|_| format!("local={text} is neither off nor auto nor a number"))?,
+        ),
+    })
 }
 
 /// A unit variant by its serialised name.

@@ -7,7 +7,9 @@ use tandem_types::{ProgramKey, TenantId, Time, WorkerId};
 
 use crate::View;
 use crate::breaker::BreakerState;
-use crate::contract::{Decision, Effect, FailureKind, HoldReason, RejectReason};
+use crate::contract::{
+    Decision, Effect, FailureKind, HoldReason, LegDecision, PrefillDecision, RejectReason,
+};
 use crate::programs::ProgramState;
 use crate::view::WorkerView;
 use crate::workers::WorkerState;
@@ -17,6 +19,7 @@ pub(super) fn effect(effect: &Effect) -> Vec<String> {
     let mut lines = vec![headline(effect)];
     if let Effect::Record(decision) = effect {
         lines.extend(decision.candidates.iter().zip(&decision.terms).map(|((id, _), t)| terms(*id, t)));
+        lines.extend(decision.prefill.iter().flat_map(prefill));
     }
     lines
 }
@@ -48,35 +51,60 @@ fn terms(worker: WorkerId, t: &CostTerms) -> String {
 
 fn headline(effect: &Effect) -> String {
     match effect {
-        Effect::Dispatch { turn, worker, attempt, delay } => {
-            format!("dispatch {turn} {worker} attempt={attempt} delay={}", seconds(*delay))
+        Effect::Dispatch { turn, worker, prefill, attempt, delay } => {
+            let legs = legs(*worker, *prefill);
+            format!("dispatch {turn} {legs} attempt={attempt} delay={}", seconds(*delay))
         }
         Effect::Hold { turn, reason, position } => {
             let reason = match reason {
                 HoldReason::NoWorker => "no_worker",
                 HoldReason::WorkersFull => "workers_full",
+                HoldReason::NoPrefillWorker => "no_prefill_worker",
+                HoldReason::NoDecodeWorker => "no_decode_worker",
             };
             format!("hold {turn} {reason} position={position}")
         }
         Effect::Reject { turn, reason, retry_after } => {
             format!("reject {turn} {} retry_after={}", rejection(*reason), seconds(*retry_after))
         }
-        Effect::Cancel { turn, worker } => format!("cancel {turn} {worker}"),
+        Effect::Cancel { turn, worker, prefill } => format!("cancel {turn} {}", legs(*worker, *prefill)),
         Effect::Supersede { old, by } => format!("supersede {old} by {by}"),
         Effect::Record(decision) => record(decision),
     }
 }
 
+/// The workers of a dispatch: `e2r0`, or `e0r0>e2r0` where the first computes the prompt for the second.
+fn legs(worker: WorkerId, prefill: Option<WorkerId>) -> String {
+    prefill.map_or_else(|| worker.to_string(), |prefill| format!("{prefill}>{worker}"))
+}
+
+fn scores(candidates: &[(WorkerId, f64)]) -> String {
+    let scores: Vec<String> = candidates.iter().map(|(worker, score)| format!("{worker}={score}")).collect();
+    scores.join(" ")
+}
+
+/// Who computes the prompt, and the terms of the choice.
+fn prefill(decision: &PrefillDecision) -> Vec<String> {
+    let leg: &LegDecision = match decision {
+        PrefillDecision::Remote(leg) => leg,
+        PrefillDecision::Local { tokens } => return vec![format!("  prefill local tokens={tokens}")],
+        PrefillDecision::Alone => return vec!["  prefill alone".to_owned()],
+    };
+    let LegDecision { worker, reason, candidates, terms: costs, candidate_count } = leg;
+    let mut lines =
+        vec![format!("  prefill {worker} {reason} {} of {candidate_count}", scores(candidates))];
+    lines.extend(candidates.iter().zip(costs).map(|((id, _), t)| terms(*id, t)));
+    lines
+}
+
 fn record(d: &Decision) -> String {
-    let scores: Vec<String> =
-        d.candidates.iter().map(|(worker, score)| format!("{worker}={score}")).collect();
     format!(
         "record {} {} {}/{} {} of {} attempt={} held={}",
         d.turn,
         d.worker,
         d.policy,
         d.reason,
-        scores.join(" "),
+        scores(&d.candidates),
         d.candidate_count,
         d.attempt,
         seconds(d.held)
@@ -88,6 +116,7 @@ const fn rejection(reason: RejectReason) -> &'static str {
         RejectReason::QueueFull => "queue_full",
         RejectReason::HoldExpired => "hold_expired",
         RejectReason::NoWorker => "no_worker",
+        RejectReason::NoneSuits => "none_suits",
         RejectReason::AttemptsExhausted(kind) => match kind {
             FailureKind::Connect => "attempts_exhausted(connect)",
             FailureKind::Disconnected => "attempts_exhausted(disconnected)",

@@ -148,12 +148,10 @@ impl Chaos {
                     MODELS.iter().filter(|_| self.rng.below(2) == 0).map(|&m| m.to_owned()).collect();
                 let max_running = (!self.one_in(4)).then(|| u32::try_from(self.rng.below(5)).expect("small"));
                 let info = WorkerInfo {
-                    kind: EngineKind::Vllm,
                     models,
                     kv_capacity_tokens: None,
                     max_running,
-                    labels: Vec::new(),
-                    taints: Vec::new(),
+                    ..WorkerInfo::new(EngineKind::Vllm)
                 };
                 self.workers.insert(worker, Known { info: info.clone(), ready: true });
                 Input::WorkerUp { worker, info }

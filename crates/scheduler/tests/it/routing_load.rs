@@ -139,12 +139,9 @@ impl World {
         let engine = EngineConfig { block_size: BLOCK, pool_blocks: POOL, ..EngineConfig::default() };
         for id in 0..WORKERS {
             let info = WorkerInfo {
-                kind: EngineKind::Vllm,
                 models: Vec::new(),
                 kv_capacity_tokens: Some(u64::from(POOL * BLOCK)),
-                max_running: None,
-                labels: Vec::new(),
-                taints: Vec::new(),
+                ..WorkerInfo::new(EngineKind::Vllm)
             };
             core.handle(Time::ZERO, Input::WorkerUp { worker: worker(id), info }, &mut Vec::new());
         }

@@ -15,12 +15,10 @@ pub(crate) const fn worker(engine: u32) -> WorkerId {
 pub(crate) fn up(engine: u32, models: &[&str], max_running: Option<u32>) -> Input {
     let models = models.iter().map(|&model| model.to_owned()).collect();
     let info = WorkerInfo {
-        kind: EngineKind::Vllm,
         models,
         kv_capacity_tokens: None,
         max_running,
-        labels: Vec::new(),
-        taints: Vec::new(),
+        ..WorkerInfo::new(EngineKind::Vllm)
     };
     Input::WorkerUp { worker: worker(engine), info }
 }
