@@ -12,8 +12,8 @@
 //! 6. All that is left of old is at most [`TAIL_SEGMENTS_MAX`] user segments, and new ends with them: `moved_tail`.
 //! 7. One of them is reasoning, and without reasoning what is left of old is how the rest of new begins:
 //!    `dropped_reasoning`.
-//! 8. Some segments of old are left out and what stood behind them goes on in new, with at most one new segment in
-//!    between: `truncated_history`.
+//! 8. Some segments of old are left out and what stood behind them goes on in new, or two and more, with one user or
+//!    system segment in their place: `truncated_history`.
 //! 9. `edited_history`.
 
 use std::collections::BTreeMap;
@@ -190,16 +190,17 @@ fn dropped_reasoning(old: &[Segment], new: &[Segment]) -> bool {
 }
 
 fn truncated(old: &[Segment], new: &[Segment]) -> bool {
-    (0..=1).any(|inserted| {
-        let Some((first, rest)) = new.get(inserted..).and_then(<[Segment]>::split_first) else {
-            return false;
-        };
-        let starts = old.iter().enumerate().skip(1).filter(|(_, segment)| alike(segment, first));
+    let resumes = |new: &[Segment], dropped: usize| {
+        let Some((first, rest)) = new.split_first() else { return false };
+        let starts = old.iter().enumerate().skip(dropped).filter(|(_, segment)| alike(segment, first));
         starts.take(RESUME_TRIES_MAX).any(|(at, _)| {
             let kept = old.get(at + 1..).unwrap_or_default();
             kept.len() <= rest.len() && kept.iter().zip(rest).all(|(old, new)| alike(old, new))
         })
-    })
+    };
+    // One segment in the place of one other is an edit, not a mark that others were left out.
+    let marked = || matches!(new, [mark, rest @ ..] if is_tail(mark.kind) && resumes(rest, 2));
+    resumes(new, 1) || marked()
 }
 
 /// Bytes of the first `count` segments.

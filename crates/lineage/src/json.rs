@@ -184,8 +184,8 @@ pub(crate) fn text_digest(text: &str, scratch: &mut Vec<u8>) -> Digest {
     Digest { exact, masked, bytes: text.len() as u64 }
 }
 
-/// Digest of bytes that stand for nothing but themselves.
-pub(crate) fn bytes_digest(bytes: &[u8]) -> Digest {
+/// Digest of bytes in which nothing is masked.
+pub(crate) fn exact_digest(bytes: &[u8]) -> Digest {
     let exact = xxh3_64_with_seed(bytes, seed::TEXT);
     Digest { exact, masked: exact, bytes: bytes.len() as u64 }
 }

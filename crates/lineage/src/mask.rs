@@ -105,7 +105,8 @@ fn name_behind(text: &[u8], at: usize) -> Option<usize> {
 }
 
 fn is_name(word: &[u8]) -> bool {
-    (3..=9).contains(&word.len()) && NAMES.iter().any(|name| name.eq_ignore_ascii_case(word))
+    let starts = word.first().is_some_and(|first| b"adfjmnostw".contains(&first.to_ascii_lowercase()));
+    starts && (3..=9).contains(&word.len()) && NAMES.iter().any(|name| name.eq_ignore_ascii_case(word))
 }
 
 /// The next ASCII digit, eight bytes at a time.

@@ -6,7 +6,7 @@ use tandem_types::Dialect;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Outline, Segment, SegmentKind};
-use crate::json::{Digest, Node, bytes_digest, text_digest};
+use crate::json::{Digest, Node, exact_digest, text_digest};
 
 /// Members that mark where a cache may be cut, and reach no prompt.
 pub(super) const MARKS: &[&str] = &["cache_control"];
@@ -86,6 +86,9 @@ impl Builder {
     pub(super) fn text_part(&mut self, kind: SegmentKind, text: &str) {
         let digest = if self.is_text() {
             Digest { bytes: text.len() as u64, ..Digest::default() }
+        } else if kind.is_models() || kind == SegmentKind::ToolResult {
+            // Said once and sent again, never made again: nothing in it changes by itself.
+            exact_digest(text.as_bytes())
         } else {
             text_digest(text, &mut self.scratch)
         };
@@ -94,7 +97,7 @@ impl Builder {
 
     /// Bytes that stand for nothing but themselves (token ids).
     pub(super) fn bytes_part(&mut self, kind: SegmentKind, bytes: &[u8]) {
-        self.push(kind, bytes_digest(bytes), Some(bytes));
+        self.push(kind, exact_digest(bytes), Some(bytes));
     }
 
     pub(super) fn value_part(&mut self, kind: SegmentKind, value: &Node<'_>, leave_out: &[&str]) {

@@ -86,7 +86,8 @@ impl SegmentKind {
 pub struct Segment {
     /// XXH3-64 of kind, role, place in the message (first or not) and content in canonical form.
     pub hash: u64,
-    /// XXH3-64 of kind, role and content with numbers, times, dates and ids taken out.
+    /// XXH3-64 of kind, role and content with numbers, times, dates and ids taken out (of texts only those that
+    /// neither the model nor a tool said).
     pub masked: u64,
     /// Bytes of content.
     pub bytes: u32,

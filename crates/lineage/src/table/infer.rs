@@ -9,7 +9,7 @@
 //! - A line whose last segment is a user's may also be continued by a prompt in which that segment stands last
 //!   again, behind what was appended (OpenClaw). Whole continuations come first.
 //! - Of several lines the longest is taken; of equally long ones, which then are identical, one whose tool calls
-//!   fit; else the one answered last: identical lines can be exchanged, because the one that is not taken stays for
+//!   fit; else the one that arrived last: identical lines can be exchanged, because the one that is not taken stays for
 //!   the other's next turn.
 //! - I-INF-1 two conversations with one beginning never become one program: a line is continued once, because its
 //!   successor takes its place. I-INF-2 a tenant sees only its own. I-INF-3 raw prompts have no turns, so
@@ -49,6 +49,10 @@ pub(super) struct Index {
 impl Index {
     pub(super) const fn new() -> Self {
         Self { lines: BTreeMap::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
     }
 
     pub(super) fn insert(&mut self, program: &ProgramKey, branch: u32, line: &Line) {
@@ -206,7 +210,7 @@ fn continues(line: &Line, outline: &Outline, boundary: &Boundary, moved: bool) -
 }
 
 /// Whether the tool calls behind `at` are those of the line's answer.
-fn calls_fit(line: &Line, outline: &Outline, at: usize) -> bool {
+pub(super) fn calls_fit(line: &Line, outline: &Outline, at: usize) -> bool {
     let appended = || outline.calls.iter().filter(|(segment, _)| *segment as usize >= at).map(|(_, id)| *id);
     if line.called && line.calls.is_empty() {
         // It called tools, and the engine gave no ids.

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use tandem_types::ProgramKey;
 
+use super::infer::calls_fit;
 use super::program::{Branch, Line, Program};
 use super::{Arriving, Basis, Expected, Open, Ticket};
 use crate::compare::{bytes_before, cause, common, displaced_bytes, relation};
 use crate::divergence::{Cause, Divergence, Position, Relation};
 use crate::evidence::{Before, Resends, Verdict};
-use crate::outline::{Segment, SegmentKind};
+use crate::outline::{Outline, Segment, SegmentKind};
 
 /// What was found out of a new prompt.
 #[derive(Debug)]
@@ -55,15 +56,14 @@ pub(super) fn judge(
     let new = arriving.outline.segments();
     let learned = Resends::first_of(&program.resends, learned);
     if let Some(branch) = repeated_open(program, opens, new) {
-        let mut judged = match &branch.line {
-            Some(line) => against(line, arriving, Relation::Repeat, &learned),
-            None => Judged::new(Relation::Repeat),
-        };
-        judged.branch = Some(branch.id);
-        judged.follows = None;
-        return judged;
+        // A sibling with the same task, or a client that sends again: its line is one of its own until it grows.
+        let line = branch.line.as_ref();
+        return line.map_or_else(
+            || Judged::new(Relation::Repeat),
+            |line| Judged { follows: None, ..against(line, arriving, Relation::Repeat, &learned) },
+        );
     }
-    let Some((branch, line, shared)) = nearest(program, new) else {
+    let Some((branch, line, shared)) = nearest(program, arriving.outline) else {
         // Nothing was answered yet: another line beside the open ones.
         return Judged::new(if program.branches.is_empty() { Relation::First } else { Relation::Branch });
     };
@@ -73,7 +73,13 @@ pub(super) fn judge(
         relation(&line.segments, new, !branch.open.is_empty(), arriving.compacted)
     };
     let mut judged = against(line, arriving, relation, &learned);
-    judged.branch = (relation != Relation::Branch).then_some(branch.id);
+    if relation == Relation::Branch {
+        // What another line of conversation had is no loss to this one.
+        judged.history = judged.expected.tokens;
+        judged.displaced = Some(0);
+    } else if relation != Relation::Repeat {
+        judged.branch = Some(branch.id);
+    }
     judged
 }
 
@@ -87,13 +93,15 @@ fn repeated_open<'a>(
     program.branches.iter().find(|branch| branch.open.iter().any(same))
 }
 
-/// The answered line that the new prompt continues, else the one with which it shares the longest beginning; of
-/// equals the one used last.
-fn nearest<'a>(program: &'a Program, new: &[Segment]) -> Option<(&'a Branch, &'a Line, usize)> {
+/// The answered line that the new prompt continues (of several the one whose tool calls fit and that waits for its
+/// next turn), else the one with which it shares the longest beginning; of equals the one used last.
+fn nearest<'a>(program: &'a Program, outline: &Outline) -> Option<(&'a Branch, &'a Line, usize)> {
     let lines = program.branches.iter().filter_map(|branch| branch.line.as_ref().map(|line| (branch, line)));
-    let shared = lines.map(|(branch, line)| (branch, line, common(&line.segments, new)));
+    let shared = lines.map(|(branch, line)| (branch, line, common(&line.segments, &outline.segments)));
     shared.max_by_key(|(branch, line, shared)| {
-        (*shared == line.segments.len(), bytes_before(&line.segments, *shared), branch.used)
+        let whole = *shared == line.segments.len();
+        let fits = whole && calls_fit(line, outline, *shared) && branch.open.is_empty();
+        (whole, bytes_before(&line.segments, *shared), fits, branch.used)
     })
 }
 

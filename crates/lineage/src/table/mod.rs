@@ -341,6 +341,16 @@ impl Lineage {
         self.programs.len()
     }
 
+    /// Nothing is remembered but what was learned of harnesses and models.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.programs.is_empty()
+            && self.quiet.is_empty()
+            && self.opens.is_empty()
+            && self.index.is_empty()
+            && self.with_tokens.is_empty()
+    }
+
     /// Segments remembered of all programs together.
     #[must_use]
     pub const fn segments(&self) -> usize {
