@@ -1,5 +1,6 @@
 //! Repository chores: `cargo xtask <arch|tidy|ci|...>`. Each is also a step of `cargo xtask ci`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -8,6 +9,7 @@ mod arch;
 mod ci;
 mod docs;
 mod e2e;
+mod kv_scenarios;
 mod markdown;
 mod metadata;
 mod tidy;
@@ -37,6 +39,15 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// Feed scenario files of KV events to decoders and indexes, and compare what they know with what is expected.
+    KvScenarios {
+        /// Files such as those in `scenarios/kv`.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Print all comparisons as JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Run end-to-end suites against the built binary: `demo`, `clients`, `harnesses`; by name also `vllm`.
     E2e {
         /// Suites to run, each with an optional choice of tests: `harnesses:codex,pi`.
@@ -51,6 +62,7 @@ fn main() -> ExitCode {
         Chore::Tidy => tidy::run(),
         Chore::Docs { check } => docs::run(check),
         Chore::Ci { steps } => ci::run(&steps),
+        Chore::KvScenarios { files, json } => kv_scenarios::run(&files, json),
         Chore::E2e { suites } => e2e::run(&suites),
     };
     match result {

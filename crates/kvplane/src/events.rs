@@ -61,6 +61,7 @@ impl Plane {
         let Some(held) = self.workers.get_mut(&worker) else { return };
         if event.kind != GroupKind::Full {
             held.counts.ignored += blocks;
+            held.sets_aside(event.group);
         } else if event.echo {
             held.counts.echoes += blocks;
             if event.describes() {

@@ -36,6 +36,8 @@ pub(crate) struct Worker {
     pub(crate) stream: Stream,
     /// In the order in which they were first heard of.
     pub(crate) lanes: Vec<Lane>,
+    /// Cache groups that do not bound a prefix; [`GROUPS_MAX`] of them at most.
+    others: Vec<u32>,
     /// It holds blocks of which its events never told: their children's parents are unknown.
     pub(crate) hollow: bool,
     pub(crate) hold: Option<Hold>,
@@ -66,6 +68,7 @@ impl Worker {
             spec,
             stream,
             lanes: Vec::new(),
+            others: Vec::new(),
             hollow: false,
             hold: None,
             knowledge: None,
@@ -100,8 +103,15 @@ impl Worker {
     pub(crate) fn about(&self, group: u32) -> Vec<Lane> {
         match self.lanes.iter().find(|lane| lane.group == group) {
             Some(lane) => vec![*lane],
-            None if group == 0 => self.lanes.clone(),
+            None if group == 0 && !self.others.contains(&0) => self.lanes.clone(),
             None => Vec::new(),
+        }
+    }
+
+    /// Blocks of this group do not bound a prefix.
+    pub(crate) fn sets_aside(&mut self, group: u32) {
+        if !self.others.contains(&group) && self.others.len() < GROUPS_MAX {
+            self.others.push(group);
         }
     }
 

@@ -257,12 +257,14 @@ impl Plane {
             Some(shape) => chain.part(shape),
             None => chain.parts().first(),
         };
+        // The index tells what lies in lower tiers together with what lies above, so that only the device's share is
+        // known block by block; events tell the rest.
         let mut resident = [0; 3];
         if let (Some(part), Some(lane)) = (part, held.and_then(|held| held.lanes.first())) {
             let mut found = Matches::default();
             self.shared.index.find(&part.hashes, &mut found);
             if let Some(found) = found.of(lane.id()) {
-                resident = [found.device, found.host, found.disk].map(|blocks| blocks as usize);
+                resident[0] = found.device as usize;
             }
         }
         let mut sessions = self.sessions();

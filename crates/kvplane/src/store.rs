@@ -277,7 +277,7 @@ fn layout_spec(use_: &StoreUse) -> LayoutSpec {
             };
             let longer = SglangLayout { pp_size: layout.pp_size.saturating_add(1), ..layout.clone() };
             // With one stage more than one, names change altogether.
-            let staged = (layout.pp_size > 1).then(|| sglang_slots(&longer)).unwrap_or_default();
+            let staged = if layout.pp_size > 1 { sglang_slots(&longer) } else { Vec::new() };
             let others = sglang_slots(&wider).into_iter().chain(staged).collect();
             let space = sglang_space(layout.prefix.as_deref());
             (tenant, space, sglang_slots(layout), others, trailing.clone(), RunStart::LocalEnd)

@@ -1,0 +1,178 @@
+//! What is known of a worker, how that changes, and what is guessed meanwhile.
+
+use std::time::Duration;
+
+use tandem_kvplane::{Keep, Knowledge, Plane, PlaneConfig, WorkerSpec};
+use tandem_types::{EngineKind, KvEvent, MatchSource, Tier};
+
+use crate::told::*;
+
+fn steps(plane: &mut Plane) -> Vec<(Option<Knowledge>, Option<Knowledge>)> {
+    plane.drain_transitions().into_iter().map(|step| (step.from, step.to)).collect()
+}
+
+/// I-KVP-7.
+#[test]
+fn a_worker_goes_from_blind_to_exact_to_stale_to_approximate_and_back() {
+    use Knowledge::{Approximate, Blind, Exact, Stale};
+    let mut plane = Plane::new(config());
+    let reader = plane.reader();
+    let prompt = tokens(1, 9);
+    plane.worker(worker(0), vllm(), at(0));
+    assert_eq!((reader.knowledge(worker(0)), find(&reader, &prompt, at(0)).blind), (Blind, vec![worker(0)]));
+    store(&mut plane, 0, stored(&[1, 2], None, &prompt[..8]), at(1));
+    assert_eq!(reader.knowledge(worker(0)), Blind, "history is still coming in");
+    plane.live(worker(0), at(2));
+    let found = find(&reader, &prompt, at(2));
+    assert_eq!((depths(&found, 0), found.blind.len()), (Some([2, 2, 2]), 0));
+    plane.stale(worker(0), at(100));
+    plane.tick(at(159));
+    assert_eq!(depths(&find(&reader, &prompt, at(159)), 0), Some([2, 2, 2]), "believed for a while");
+    // What is sent there while it is silent counts as well.
+    let other = tokens(50, 58);
+    reader.dispatched(worker(0), &reader.chain(&other, None, None, None), at(159));
+    assert_eq!(depths(&find(&reader, &other, at(159)), 0), Some([2, 2, 2]));
+    plane.tick(at(160));
+    assert_eq!(depths(&find(&reader, &prompt, at(160)), 0), Some([0, 0, 0]), "too old");
+    let found = find(&reader, &other, at(160));
+    assert_eq!(
+        found.of(worker(0)).map(|held| (held.device, held.source)),
+        Some((2, MatchSource::Approximate))
+    );
+    plane.live(worker(0), at(200));
+    assert_eq!(depths(&find(&reader, &prompt, at(200)), 0), Some([2, 2, 2]), "nothing was missed");
+    plane.worker_gone(worker(0), at(201));
+    let expected = [
+        (None, Some(Blind)),
+        (Some(Blind), Some(Exact)),
+        (Some(Exact), Some(Stale)),
+        (Some(Stale), Some(Approximate)),
+        (Some(Approximate), Some(Exact)),
+        (Some(Exact), None),
+    ];
+    assert_eq!(steps(&mut plane), expected);
+    assert_eq!(steps(&mut plane), []);
+}
+
+#[test]
+fn a_restarted_worker_recovers_by_itself() {
+    let mut plane = plane(1);
+    let reader = plane.reader();
+    let prompt = tokens(1, 9);
+    store(&mut plane, 0, stored(&[1, 2], None, &prompt[..8]), at(1));
+    plane.cleared(worker(0), at(2));
+    assert_eq!(
+        (reader.knowledge(worker(0)), depths(&find(&reader, &prompt, at(2)), 0)),
+        (Knowledge::Exact, Some([0; 3]))
+    );
+    // Silent since: after a while nobody can say that it holds nothing.
+    plane.tick(at(70));
+    assert_eq!(reader.knowledge(worker(0)), Knowledge::Approximate);
+    store(&mut plane, 0, stored(&[8, 9], None, &prompt[..8]), at(80));
+    assert_eq!(
+        (reader.knowledge(worker(0)), depths(&find(&reader, &prompt, at(80)), 0)),
+        (Knowledge::Exact, Some([2; 3]))
+    );
+    store(&mut plane, 0, stored(&[3], Some(2), &tokens(9, 12)), at(81));
+    assert_eq!(
+        depths(&held(&reader, &tokens(1, 12)), 0),
+        Some([2; 3]),
+        "ids of the old process mean nothing"
+    );
+}
+
+#[test]
+fn one_that_never_comes_up_counts_as_one_without_events() {
+    let mut plane = Plane::new(config());
+    plane.worker(worker(0), vllm(), at(0));
+    plane.worker(worker(1), WorkerSpec::new(EngineKind::OpenAi, false), at(0));
+    plane.tick(at(59));
+    let of = |engine| plane.reader().knowledge(worker(engine));
+    assert_eq!((of(0), of(1)), (Knowledge::Blind, Knowledge::Approximate));
+    plane.tick(at(60));
+    assert_eq!(plane.reader().knowledge(worker(0)), Knowledge::Approximate);
+    let mut off = Plane::new(PlaneConfig { approximate: None, ..config() });
+    off.worker(worker(1), WorkerSpec::new(EngineKind::OpenAi, false), at(0));
+    assert_eq!(off.reader().knowledge(worker(1)), Knowledge::Blind);
+}
+
+/// I-KVP-10.
+#[test]
+fn a_dispatch_counts_at_once_until_its_event_says_better() {
+    let mut plane = plane(1);
+    let reader = plane.reader();
+    let prompt = tokens(1, 13);
+    let chain = reader.chain(&prompt, None, None, None);
+    store(&mut plane, 0, stored(&[1], None, &prompt[..4]), at(0));
+    reader.dispatched(worker(0), &chain, at(0)).expect("noted");
+    assert_eq!(depths(&reader.find(&chain, at(0)), 0), Some([3, 3, 3]));
+    store(&mut plane, 0, stored(&[2], Some(1), &prompt[4..8]), at(1));
+    assert_eq!(depths(&reader.find(&chain, at(1)), 0), Some([3, 3, 3]), "not all of it is there yet");
+    store(&mut plane, 0, stored(&[3], Some(2), &prompt[8..12]), at(1));
+    assert_eq!(plane.stats().confirmed, 1);
+    remove(&mut plane, 0, removed(&[3], Tier::Device), at(1));
+    assert_eq!(depths(&reader.find(&chain, at(1)), 0), Some([2, 2, 2]), "an eviction is not hidden");
+    // No event comes: the guess ends by its time.
+    reader.dispatched(worker(0), &chain, at(2)).expect("noted");
+    plane.tick(at(6));
+    assert_eq!(depths(&reader.find(&chain, at(6)), 0), Some([3, 3, 3]));
+    plane.tick(at(7));
+    assert_eq!(depths(&reader.find(&chain, at(7)), 0), Some([2, 2, 2]));
+    // It failed: taken back.
+    let dispatched = reader.dispatched(worker(0), &chain, at(8)).expect("noted");
+    assert_eq!((depths(&reader.find(&chain, at(8)), 0), plane.stats().pending), (Some([3, 3, 3]), 1));
+    reader.withdrawn(dispatched);
+    assert_eq!((depths(&reader.find(&chain, at(8)), 0), plane.stats().pending), (Some([2, 2, 2]), 0));
+    // All of it is there: no event will come, and none is waited for.
+    let short = reader.chain(&prompt[..8], None, None, None);
+    reader.dispatched(worker(0), &short, at(8));
+    assert_eq!(plane.stats().pending, 0);
+}
+
+#[test]
+fn a_cleared_cache_takes_predictions_with_it() {
+    for clear in [true, false] {
+        let mut plane = plane(1);
+        let reader = plane.reader();
+        let chain = reader.chain(&tokens(1, 9), None, None, None);
+        reader.dispatched(worker(0), &chain, at(0)).expect("noted");
+        if clear {
+            plane.batch(worker(0), &batch(vec![KvEvent::Cleared]), at(0));
+        } else {
+            plane.cleared(worker(0), at(0));
+        }
+        assert_eq!(depths(&reader.find(&chain, at(0)), 0), Some([0, 0, 0]));
+    }
+}
+
+#[test]
+fn without_events_what_was_sent_is_believed_for_a_time_and_within_the_pool() {
+    let mut plane =
+        Plane::new(PlaneConfig { approximate: Some(Keep::For(Duration::from_secs(30))), ..config() });
+    let spec = WorkerSpec { events: false, kv_capacity_tokens: Some(24), ..vllm() };
+    plane.worker(worker(0), spec, at(0));
+    let reader = plane.reader();
+    let (first, second) = (tokens(1, 17), tokens(101, 117));
+    for (prompt, now) in [(&first, 0), (&second, 1)] {
+        reader.dispatched(worker(0), &reader.chain(prompt, None, None, None), at(now)).expect("noted");
+    }
+    // The pool has room for six blocks: what was sent last is there whole, and the other had to go.
+    let of = |prompt: &[u32], now| depths(&find(&reader, prompt, at(now)), 0);
+    assert_eq!((of(&second, 1), of(&first, 1)), (Some([4; 3]), Some([0; 3])));
+    plane.tick(at(31));
+    assert_eq!((of(&second, 31), of(&first, 31)), (Some([0; 3]), Some([0; 3])));
+}
+
+#[test]
+fn hashes_of_another_kind_match_what_was_sent_with_such_hashes() {
+    let mut plane = plane(1);
+    plane.worker(worker(1), WorkerSpec { events: false, ..vllm() }, at(0));
+    let reader = plane.reader();
+    let text = reader.chain_of_blocks(32, &[71, 72, 73]);
+    for engine in [0, 1] {
+        reader.dispatched(worker(engine), &text, at(0));
+    }
+    let found = reader.find(&reader.chain_of_blocks(32, &[71, 72, 99]), at(0));
+    assert_eq!((found.block_size, found.blocks), (32, 3));
+    assert_eq!((depths(&found, 0), depths(&found, 1)), (Some([0; 3]), Some([2; 3])), "events know better");
+}
