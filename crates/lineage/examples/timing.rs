@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tandem_lineage::{Arriving, Ended, Lineage, LineageConfig, outline, text_blocks};
 use tandem_types::{Dialect, Harness, ProgramKey, SessionId, TenantId, Time, Usage};
 
-const RUNS: usize = 200;
+const RUNS: usize = 60;
 
 fn main() {
     let prose = "The parser reads one line after the other, and forgets none of them. ".repeat(1500);
@@ -27,6 +27,56 @@ fn main() {
         });
     }
     table(&body(&code, 230));
+    adversarial();
+}
+
+/// Bodies made to be slow: time per byte must stay near that of ordinary ones.
+fn adversarial() {
+    let list = |item: &str, count: usize| vec![item; count].join(",");
+    let cases = [
+        (
+            "tiny parts",
+            format!("{{\"messages\":[{{\"role\":\"user\",\"content\":[{}]}}]}}", list("\"a\"", 250_000)),
+        ),
+        ("empty messages", format!("{{\"messages\":[{}]}}", list("{}", 300_000))),
+        ("one name many times", format!("{{{}}}", list("\"messages\":[]", 70_000))),
+        (
+            "many names in a part",
+            format!("{{\"messages\":[{{\"content\":[{{{}}}]}}]}}", list("\"a\":1", 200_000)),
+        ),
+        (
+            "digits",
+            format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}]}}", "1 may ".repeat(170_000)),
+        ),
+        ("deep", format!("{{\"messages\":{}{}}}", "[".repeat(120), "]".repeat(120))),
+    ];
+    for (name, text) in cases {
+        report(&format!("{name}: outline of {} KiB", text.len() / 1024), || {
+            drop(black_box(outline(Dialect::Chat, text.as_bytes())));
+        });
+    }
+    let long = |middle: &str| {
+        let mut messages = vec![json!({"role": "user", "content": "a"}); 30_000];
+        if let Some(message) = messages.get_mut(10_000) {
+            *message = json!({"role": "assistant", "content": middle});
+        }
+        let body = json!({"messages": messages});
+        outline(Dialect::Chat, body.to_string().as_bytes()).expect("an outline")
+    };
+    let (one, two) = (long("x"), long("y"));
+    let mut lineage = Lineage::new(LineageConfig::default());
+    let program = ProgramKey::root(TenantId::default(), SessionId::new("s").expect("id"));
+    let usage = Usage { input_tokens: 100_000, ..Usage::default() };
+    let ended = Ended { usage: Some(usage), tool_calls: &[], answer: None, block_size: Some(16) };
+    let mut turn = false;
+    report("a change amid 30,000 equal segments", || {
+        turn = !turn;
+        let outline = if turn { &one } else { &two };
+        let arriving =
+            Arriving { outline, tokens: None, harness: Harness::Unknown, compacted: false, side: false };
+        let arrival = lineage.arrived(&program, &arriving, Time::ZERO);
+        lineage.ended(arrival.ticket, &ended, Time::ZERO);
+    });
 }
 
 fn body(text: &str, messages: usize) -> Value {

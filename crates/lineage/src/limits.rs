@@ -4,7 +4,7 @@
 pub const SEGMENTS_MAX: usize = 32 * 1024;
 
 /// Most values (texts, numbers, lists, objects) of a body that is read.
-pub const VALUES_MAX: usize = 1024 * 1024;
+pub const VALUES_MAX: usize = 256 * 1024;
 
 /// Most turns of one program that are remembered while they are not answered.
 pub const OPEN_TURNS_MAX: usize = 64;

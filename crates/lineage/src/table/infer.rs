@@ -28,9 +28,6 @@ use crate::outline::{Outline, Segment, SegmentKind, pair};
 /// Beginnings of a prompt that are looked up, longest first.
 const BOUNDARIES_MAX: usize = 64;
 
-/// Programs with one beginning that are told apart by their made-up ids.
-const ALIKE_MAX: u32 = 256;
-
 /// Whose turn a request without identity is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inferred {
@@ -162,19 +159,21 @@ impl Lineage {
         fits.max().map(|(_, _, program)| program.clone())
     }
 
-    /// The program of a request without identity: [`Self::infer`], or a made-up id that no live program has.
-    /// `None` when the table holds as many programs with this very beginning as can be told apart.
+    /// The program of a request without identity: [`Self::infer`], else a made-up id that no other program has.
+    /// `None` for what no turn can follow: a raw prompt, or nothing of a conversation. To be followed by
+    /// [`Self::arrived`] before the table is used for anything else, or two turns may get one program.
     #[must_use]
-    pub fn identify(&self, tenant: &TenantId, outline: &Outline, now: Time) -> Option<Inferred> {
+    pub fn identify(&mut self, tenant: &TenantId, outline: &Outline, now: Time) -> Option<Inferred> {
         if let Some(program) = self.infer(tenant, outline, now) {
             return Some(Inferred { program, continues: true });
         }
+        let talk = outline.segments.iter().any(|segment| !segment.kind.is_head());
+        if outline.dialect == Dialect::Completions || !talk {
+            return None;
+        }
         let prompt = outline.segments.iter().fold(start(tenant), |chain, segment| pair(chain, segment.hash));
-        (0..ALIKE_MAX).find_map(|number| {
-            let session = SessionId::new(&format!("inferred-{prompt:016x}-{number}")).ok()?;
-            let program = ProgramKey::root(tenant.clone(), session);
-            (!self.programs.contains_key(&program)).then_some(Inferred { program, continues: false })
-        })
+        let session = SessionId::new(&format!("inferred-{prompt:016x}-{}", self.number())).ok()?;
+        Some(Inferred { program: ProgramKey::root(tenant.clone(), session), continues: false })
     }
 
     /// The answered line of another program whose whole prompt this one begins with.
@@ -190,9 +189,10 @@ impl Lineage {
     }
 }
 
-/// Whether the first `at` segments are these.
+/// Whether the first `at` segments are these, given that their chain hashes are equal.
 fn begins(segments: &[Segment], outline: &Outline, at: usize) -> bool {
-    outline.segments.get(..at).is_some_and(|beginning| beginning == segments)
+    let last = |segments: &[Segment]| segments.last().map(|segment| segment.hash);
+    segments.len() == at && outline.segments.get(..at).and_then(last) == last(segments)
 }
 
 fn continues(line: &Line, outline: &Outline, boundary: &Boundary, moved: bool) -> bool {

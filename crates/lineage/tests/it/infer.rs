@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tandem_lineage::{Arrival, Lineage};
-use tandem_types::{Dialect, ProgramKey, TenantId, Time};
+use tandem_types::{Dialect, ProgramKey, SessionId, TenantId, Time};
 
 use crate::support::{Answer, arriving, assistant, chat, lineage, read, user};
 
@@ -43,10 +43,24 @@ fn a_turn_is_continued_by_its_answer_and_what_follows() {
     assert_eq!(lineage.infer(&TenantId::default(), &outline, Time::from_millis(3_700_000)), None);
 }
 
+/// Many rollouts of one prompt at once are as many programs.
+#[test]
+fn equal_first_prompts_are_programs_of_their_own() {
+    let mut lineage = lineage();
+    let mut programs: Vec<ProgramKey> =
+        (0..2000).map(|now| ask(&mut lineage, &[user("go")], now).0).collect();
+    programs.sort_unstable();
+    programs.dedup();
+    assert_eq!((programs.len(), lineage.programs()), (2000, 2000));
+}
+
 #[test]
 fn a_system_prompt_alone_is_everybodys() {
     let mut lineage = lineage();
-    let (.., arrival) = ask(&mut lineage, &[], 1);
+    let alone = read(Dialect::Chat, &chat(&[]));
+    assert_eq!(lineage.identify(&TenantId::default(), &alone, Time(1)), None);
+    let named = ProgramKey::root(TenantId::default(), SessionId::new("s").expect("id"));
+    let arrival = lineage.arrived(&named, &arriving(&alone), Time(1));
     Answer::new(100, 10, None).end(&mut lineage, &arrival, Time(2));
     assert_eq!(continues(&lineage, &[assistant("yes"), user("on")]), None);
 }
