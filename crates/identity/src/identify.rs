@@ -196,6 +196,8 @@ const fn enabled(mapping: &Mapping, config: &IdentityConfig) -> bool {
         | IdentitySource::ClaudeCode
         | IdentitySource::Codex
         | IdentitySource::OpenCode => true,
+        // Needs memory: never found in a request alone.
+        IdentitySource::Inferred => false,
     }
 }
 

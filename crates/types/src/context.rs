@@ -40,6 +40,8 @@ pub enum IdentitySource {
     BodyField,
     /// The W3C trace id, for harnesses known to use one per run.
     TraceParent,
+    /// None of these: the prompt extends what one live program has seen, or begins a program of its own.
+    Inferred,
 }
 
 /// The program that sent the request, as far as its headers tell.

@@ -123,6 +123,8 @@ pub struct Resolved {
     pub seed: u64,
     /// How sessions are recognised.
     pub identity: IdentityConfig,
+    /// Tell sessions without an id apart by their prompts.
+    pub infer: bool,
     /// What is done about volatile text.
     pub hygiene: HygieneConfig,
     /// Who may call.
@@ -202,6 +204,7 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
             capture_headers: config.identity.capture_headers,
             capture_private_headers: config.identity.capture_private_headers,
         },
+        infer: config.identity.infer,
         hygiene: HygieneConfig {
             billing_line: config.hygiene.billing_line.into(),
             token_budget: config.hygiene.token_budget.into(),

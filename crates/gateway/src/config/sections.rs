@@ -447,6 +447,9 @@ pub struct IdentityKeys {
     pub body_fields: bool,
     /// Use the W3C trace id, for harnesses known to keep one per run.
     pub trace_parent: bool,
+    /// Where nothing else tells: a turn whose prompt extends what one live session has seen is that session's next
+    /// turn. Works only where an index of caches is kept (`kv.enabled`).
+    pub infer: bool,
     /// Keep harness headers verbatim for the trace.
     pub capture_headers: bool,
     /// Keep also those that describe the user's machine.
@@ -460,6 +463,7 @@ impl Default for IdentityKeys {
             generic_headers: identity.generic_headers,
             body_fields: identity.body_fields,
             trace_parent: identity.trace_parent,
+            infer: false,
             capture_headers: identity.capture_headers,
             capture_private_headers: identity.capture_private_headers,
         }

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use tandem_kvplane::PromptChain;
 use tandem_lineage::{Arrival, Arriving, Basis, Outline, outline, text_blocks};
-use tandem_types::{Dialect, EngineKind, Harness, PrefixMatch, ProgramKey, Time, WorkerPrefix};
+use tandem_types::{Dialect, EngineKind, Harness, PrefixMatch, ProgramKey, TenantId, Time, WorkerPrefix};
 
 use super::Kv;
 use super::local::{self, Ask, Refused};
@@ -379,6 +379,19 @@ async fn arrive(kv: &Arc<Kv>, query: &Query<'_>, tokens: Option<&Arc<[u32]>>) ->
     Some(kv.lineage().arrived(program, &arriving, kv.clock.now()))
 }
 
+/// The session whose next turn a request without identity is, or one of its own.
+pub(crate) async fn infer(
+    kv: &Arc<Kv>,
+    tenant: &TenantId,
+    dialect: Dialect,
+    body: &Bytes,
+) -> Option<ProgramKey> {
+    let read = body.clone();
+    let outline: Outline = aside(body.len(), move || outline(dialect, &read).ok()).await.ok()??;
+    let inferred = kv.lineage().identify(tenant, &outline, kv.clock.now())?;
+    Some(inferred.program)
+}
+
 /// Does work on so many bytes: here, or where it holds up no connection.
 async fn aside<T: Send + 'static>(
     bytes: usize,
@@ -439,7 +452,7 @@ mod tests {
     #[test]
     fn an_engine_that_never_answers_in_time_is_left_alone_for_a_while() {
         let patience = EnginePatience::default();
-        let at = |seconds| Time::from_millis(seconds * 1000);
+        let at = |seconds: u64| Time::from_millis(seconds * 1000);
         patience.timed_out(at(1));
         patience.timed_out(at(2));
         patience.answered();

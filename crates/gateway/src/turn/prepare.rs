@@ -13,7 +13,8 @@ use tandem_identity::{Handling, Identity, RequestHead, hold_tolerance, hygiene, 
 use tandem_scheduler::TurnArrival;
 use tandem_trace::record::HygieneFound;
 use tandem_types::{
-    Dialect, Harness, PrefixMatch, RequestClass, RouteWishes, TenantId, Time, TurnFacts, TurnId,
+    AgentContext, Dialect, Harness, IdentitySource, PrefixMatch, RequestClass, RouteWishes, TenantId, Time,
+    TurnFacts, TurnId,
 };
 
 use super::flight::{Call, engine_path};
@@ -23,7 +24,7 @@ use super::{Turn, wishes};
 use crate::app::App;
 use crate::body::{Body, ReadError, Reserved};
 use crate::clock::unix_ms;
-use crate::kv::blocks::{self, Query, Source};
+use crate::kv::blocks::{self, Query};
 use crate::kv::engine_session;
 use crate::metrics::Family;
 use crate::respond::{self, RequestIdentity};
@@ -92,8 +93,7 @@ async fn make(
     let Received { mut head, body, memory, parsed } = request;
     let target = engine_path(&head.uri);
     let request_head = RequestHead { method: &head.method, path: &target, headers: &head.headers };
-    let identity = identify(&request_head, Some(&parsed.facts), &tenant, &app.config.identity);
-    count_identity(app, &identity);
+    let mut identity = identify(&request_head, Some(&parsed.facts), &tenant, &app.config.identity);
     let payload = app.trace.wants_payload().then(|| {
         Box::new(Payload {
             request_id: ids.own.to_string(),
@@ -105,6 +105,8 @@ async fn make(
         })
     });
     let edited = edit(app, parsed.facts.dialect, &tenant, identity.harness, &parsed, body);
+    infer(app, &tenant, &mut identity, parsed.facts.dialect, &edited.body).await;
+    count_identity(app, &identity);
     app.decisions.name(turn, ids);
     let mut prompt = TurnPrompt::new(app.kv.clone(), turn, wishes::explain(&head.headers));
     let wanted = wishes::wishes(&head.headers, &app.metrics);
@@ -141,11 +143,27 @@ async fn make(
     let found = &story.kv.found;
     let arrival = TurnArrival {
         input_tokens_estimate: found.exact_tokens().unwrap_or_else(|| input_tokens(&parsed.facts)),
-        prefix: whole(&found.prefix, &parsed.facts, found.source),
+        prefix: found.prefix.clone(),
         wishes: wanted,
         ..arrival(turn, &identity, &parsed, hold_max)
     };
     (story, call, arrival)
+}
+
+/// Takes a turn without an id for the next one of the session that its prompt extends, where that is wanted.
+async fn infer(app: &App, tenant: &TenantId, identity: &mut Identity, dialect: Dialect, body: &Bytes) {
+    let Some(kv) = app.kv.as_ref().filter(|_| app.config.infer) else { return };
+    if identity.context.is_some() || identity.class != RequestClass::Turn {
+        return;
+    }
+    let program = blocks::infer(kv, tenant, dialect, body).await;
+    identity.context = program.map(|program| AgentContext {
+        program,
+        parent: None,
+        group: None,
+        session_final: None,
+        source: IdentitySource::Inferred,
+    });
 }
 
 /// Finds a prompt's blocks, where an index is kept.
@@ -174,16 +192,6 @@ async fn find_blocks(
         salt: edited.salt.as_deref().map(Arc::from),
     };
     prompt.found = blocks::find(kv, &query).await;
-}
-
-/// A match of lineage knows the part of the prompt that repeats; the scheduler is told how long the whole is.
-fn whole(found: &PrefixMatch, facts: &TurnFacts, source: Source) -> PrefixMatch {
-    let mut found = found.clone();
-    if source == Source::Lineage {
-        let estimate = input_tokens(facts).checked_div(u64::from(found.block_size)).unwrap_or(0);
-        found.blocks = found.blocks.max(u32::try_from(estimate).unwrap_or(u32::MAX));
-    }
-    found
 }
 
 /// Takes out what is for us alone, and names the session for engines that echo it in their events.
@@ -266,6 +274,7 @@ const fn source_word(source: tandem_types::IdentitySource) -> &'static str {
         Source::GenericHeader => "generic_header",
         Source::BodyField => "body_field",
         Source::TraceParent => "trace_parent",
+        Source::Inferred => "inferred",
     }
 }
 

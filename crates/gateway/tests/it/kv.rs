@@ -363,6 +363,28 @@ async fn turns_without_a_session_follow_the_cache() {
     b.stop().await;
 }
 
+/// Turns that name no session are told apart by what they extend.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_without_an_id_are_inferred() {
+    let engine = engine(MockKind::Vllm).await;
+    let setup = gateway(&[&engine], &[PromptSource::Engine], |config| {
+        config.identity.generic_headers = false;
+        config.identity.infer = true;
+    })
+    .await;
+    let mut sessions = ["a", "b"].map(Session::new);
+    for turn in 0..3 {
+        for session in &mut sessions {
+            session.turn(&setup, &format!("question {turn}")).await;
+        }
+    }
+    let known = setup.admin("/sessions").await;
+    assert_eq!(known["total"], 2, "{known}");
+    let metrics = setup.metrics().await;
+    assert!(metrics.contains("tandem_identity_total{source=\"inferred\"} 6"), "{metrics}");
+    engine.stop().await;
+}
+
 /// Where the same text was sent before, without any tokens.
 #[tokio::test(flavor = "multi_thread")]
 async fn text_finds_what_was_sent_with_the_same_text() {
