@@ -10,7 +10,13 @@ const SUITES: &[(&str, &str)] =
     &[("demo", "e2e/demo.py"), ("clients", "e2e/clients.py"), ("harnesses", "e2e/harnesses.py")];
 
 /// Suites that take long or need gigabytes; run by name.
-const LONG: &[(&str, &str)] = &[("vllm", "e2e/real_vllm.py")];
+const LONG: &[(&str, &str)] = &[
+    ("vllm", "e2e/real_vllm.py"),
+    ("render", "e2e/render_vllm.py"),
+    ("kv-vllm", "e2e/real_kv_vllm.py"),
+    ("kv-sglang", "e2e/real_kv_sglang.py"),
+    ("kv-mooncake", "e2e/real_kv_mooncake.py"),
+];
 
 /// Runs the named suites, or the fast ones. What follows a suite's name after a colon selects its tests:
 /// `harnesses:codex,pi`.

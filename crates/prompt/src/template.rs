@@ -20,8 +20,8 @@ use crate::error::RenderError;
 use crate::json::{Json, Object, float_repr, write_str};
 use crate::time::LocalTime;
 
-/// Most interpreter steps for one prompt: a prompt of a thousand messages takes about a hundredth.
-pub(crate) const FUEL: u64 = 10_000_000;
+/// Most interpreter steps for one prompt: a prompt of a thousand messages takes a few hundredths.
+pub(crate) const FUEL: u64 = 3_000_000;
 /// Longest prompt text, in bytes.
 pub(crate) const OUTPUT_MAX: usize = 16 << 20;
 /// Deepest nesting of macros and of values that are printed.

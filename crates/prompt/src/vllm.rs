@@ -254,7 +254,11 @@ fn set(variables: &mut Object, name: &str, value: Json) {
 /// One message as the template sees it.
 fn message(message: &Object, names: PartNames, parts: bool) -> Result<Object, RenderError> {
     let Some(role) = text(message, "role")? else { return invalid("a message lacks a role") };
-    let texts = content(message, role, names)?;
+    let mut texts = content(message, role, names)?;
+    if !parts {
+        // Joined to one text, empty parts leave no blank line.
+        texts.retain(|(text, _)| !text.is_empty());
+    }
     let content = match (parts, role) {
         (true, "tool") | (false, _) => {
             Json::Str(texts.iter().map(|(text, _)| text.as_str()).collect::<Vec<_>>().join("\n"))
