@@ -1,6 +1,6 @@
 //! What finding a prompt's blocks needs to know of the engines: who serves what, their make, their adapters.
 //!
-//! Decided: a snapshot, taken when a worker comes or leaves and every second. Requests read it without a lock.
+//! Decided: a snapshot, taken twice a second and when the last one knew nobody. Requests read it without a lock.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

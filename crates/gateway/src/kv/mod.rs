@@ -95,7 +95,6 @@ impl Kv {
     /// A worker came, changed or left.
     pub(crate) fn worker(&self, event: &EngineEvent) {
         if matches!(event, EngineEvent::Up { .. } | EngineEvent::Removed { .. }) {
-            self.fleet.refresh(&self.engines);
             let _ = self.workers.send(event.clone());
         }
     }

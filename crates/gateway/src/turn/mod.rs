@@ -113,7 +113,10 @@ impl Turn {
 
     /// The first byte of the answer is on its way to the client.
     fn first_byte(&mut self) {
-        self.story.kv.computed();
+        // Behind a refusal nothing was computed.
+        if self.story.status.is_none_or(|status| status < 400) {
+            self.story.kv.computed();
+        }
         self.app.owner.first_token(self.id);
         self.story.first_byte(self.app.clock.now());
     }

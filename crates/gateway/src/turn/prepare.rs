@@ -24,6 +24,7 @@ use super::{Turn, wishes};
 use crate::app::App;
 use crate::body::{Body, ReadError, Reserved};
 use crate::clock::unix_ms;
+use crate::config::TraceTokens;
 use crate::kv::blocks::{self, Query};
 use crate::kv::engine_session;
 use crate::metrics::Family;
@@ -112,7 +113,8 @@ async fn make(
     let wanted = wishes::wishes(&head.headers, &app.metrics);
     find_blocks(app, &mut prompt, &identity, &parsed, &edited).await;
     engine_headers(app, &mut head.headers, &identity);
-    let known = prompt.found.tokens.as_ref().map(|tokens| tokens.to_vec());
+    let seen = app.trace.enabled() && app.config.trace_tokens != TraceTokens::Off;
+    let known = prompt.found.tokens.as_ref().filter(|_| seen).map(|tokens| tokens.to_vec());
     let known = parsed.facts.prompt_tokens.clone().or(known);
     let mut story = Story::begin(Beginning {
         tenant,

@@ -45,6 +45,16 @@ pub(crate) struct TurnPrompt {
     pub(crate) explain: bool,
     pub(crate) promise: Option<Promise>,
     dispatched: Option<Dispatched>,
+    over: bool,
+}
+
+impl Drop for TurnPrompt {
+    /// A turn that never reached the scheduler.
+    fn drop(&mut self) {
+        if let (Some(kv), Some(arrival), false) = (&self.kv, &self.found.arrival, self.over) {
+            kv.lineage().withdrawn(arrival.ticket);
+        }
+    }
 }
 
 impl TurnPrompt {
@@ -61,6 +71,7 @@ impl TurnPrompt {
             explain,
             promise: None,
             dispatched: None,
+            over: false,
         }
     }
 
@@ -146,6 +157,7 @@ impl TurnPrompt {
     ) -> Option<PrefixEvent> {
         self.withdraw();
         self.leaves();
+        self.over = true;
         let kv = self.kv.clone()?;
         let usage = facts.and_then(|facts| facts.usage);
         if let Some(arrival) = &self.found.arrival {
