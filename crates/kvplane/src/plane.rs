@@ -37,6 +37,8 @@ pub struct Plane {
     pub(crate) salted: Recent<(u32, u64), Space>,
     /// Programs by the text under which a worker's engine knows them.
     pub(crate) texts: Recent<(WorkerId, Arc<str>), ProgramKey>,
+    /// Workers that left: what is still under way of their events must not bring them back.
+    gone: Recent<WorkerId, ()>,
     pub(crate) next_lane: u32,
     schemes: Vec<Arc<Scheme>>,
     next_scheme: u32,
@@ -73,6 +75,7 @@ impl Plane {
             store: Store::new(pool),
             salted: Recent::new(config.salted_max),
             texts: Recent::new(config.texts_max),
+            gone: Recent::new(config.workers_max),
             next_lane: 0,
             schemes: Vec::new(),
             next_scheme: 0,
@@ -138,6 +141,7 @@ impl Plane {
             believed.remove_worker(worker);
         }
         self.sessions().drop_worker(worker);
+        self.gone.insert(worker, ());
         self.note(Transition { worker, from: gone.knowledge, to: None, at: now });
         self.changed = true;
         self.publish();
@@ -146,7 +150,8 @@ impl Plane {
     /// The worker, made known if its events come before anybody told of it.
     pub(crate) fn known(&mut self, worker: WorkerId, now: Time) -> bool {
         self.workers.contains_key(&worker)
-            || self.worker(worker, WorkerSpec::new(EngineKind::OpenAi, true), now)
+            || self.gone.get(&worker).is_none()
+                && self.worker(worker, WorkerSpec::new(EngineKind::OpenAi, true), now)
     }
 
     /// All that was told of a worker is void: messages were lost for good, or its engine is another process.

@@ -68,7 +68,7 @@ fn a_block_seen_three_ways_is_credited_once() {
         let found = find(&plane.reader(), &prompt, at(0));
         assert_eq!((depths(&found, 0), beyond(&plane, &prompt, 0, at(0))), (Some([4, 4, 4]), 0));
         assert_eq!((depths(&found, 1), beyond(&plane, &prompt, 1, at(0))), (Some([0, 0, 0]), 4));
-        assert_eq!((&found.shared[..], plane.stats().store.objects), (&[0..4][..], 4));
+        assert_eq!((found.shared.clone(), plane.stats().store.objects), (Vec::from_iter([0..4]), 4));
         remove(&mut plane, 0, removed(&ids[1..], Tier::Device), at(0));
         let found = find(&plane.reader(), &prompt, at(0));
         assert_eq!((depths(&found, 0), beyond(&plane, &prompt, 0, at(0))), (Some([1, 1, 1]), 3));
@@ -149,6 +149,15 @@ fn names_outlive_the_block_that_taught_them() {
     let other = StoreUse::Vllm { tenant: String::new(), layout: VllmLayout::single("other"), hash: None };
     plane.worker(worker(1), WorkerSpec { store: Some(other), ..vllm() }, at(0));
     assert_eq!(beyond(&plane, &prompt, 1, at(0)), 0);
+    // Its own names for them are kept apart from the first one's.
+    store(&mut plane, 1, stored(&[71, 72], None, &prompt[..8]), at(0));
+    remove(&mut plane, 1, removed(&[71, 72], Tier::Device), at(0));
+    let digest = |id: u8| [vec![0; 31], vec![id]].concat();
+    let other = VllmLayout::single("other");
+    let keys =
+        [71, 72].map(|id| other.keys(&digest(id)).map(|key| key.to_string()).collect::<Vec<_>>()).concat();
+    said(&mut plane, 2, keys.iter().map(|key| ObjectChange::Stored(key.as_str().into())).collect(), at(0));
+    assert_eq!(beyond(&plane, &prompt, 1, at(0)), 2);
     let event = BlockStored { tier: Tier::Shared, ..stored(&ids, None, &prompt[..8]) };
     store(&mut plane, 1, event, at(0));
     assert_eq!(depths(&find(&plane.reader(), &prompt, at(0)), 1), Some([0, 0, 0]), "no tier of its own");

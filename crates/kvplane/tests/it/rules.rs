@@ -278,6 +278,13 @@ fn a_worker_that_left_is_nowhere() {
     plane.worker_gone(worker(0), at(1));
     let found = find(&reader, &prompt, at(1));
     assert_eq!(found.workers.iter().map(|held| held.worker).collect::<Vec<_>>(), [worker(1)]);
+    // What was under way of its events does not bring it back; its owner can.
+    plane.cleared(worker(0), at(2));
+    store(&mut plane, 0, stored(&[1, 2], None, &prompt[..8]), at(2));
+    let found = find(&reader, &prompt, at(2));
+    assert_eq!((found.blind.len(), found.workers.len()), (0, 1));
+    plane.worker(worker(0), vllm(), at(3));
+    assert_eq!(find(&reader, &prompt, at(3)).blind, [worker(0)]);
     assert_eq!(find(&plane.reader(), &[], at(1)).blocks, 0);
     assert_eq!(reader.find(&reader.chain_of_blocks(16, &[]), at(1)).workers, Vec::new());
     assert!(PrefixMatch::unknown().is_unknown());

@@ -176,3 +176,36 @@ fn hashes_of_another_kind_match_what_was_sent_with_such_hashes() {
     assert_eq!((found.block_size, found.blocks), (32, 3));
     assert_eq!((depths(&found, 0), depths(&found, 1)), (Some([0; 3]), Some([2; 3])), "events know better");
 }
+
+/// Readers on other threads never miss what is there all along, whatever comes and goes beside it.
+#[test]
+fn look_ups_go_on_while_events_come_in() {
+    let mut plane = plane(1);
+    let prompt = tokens(1, 13);
+    store(&mut plane, 0, stored(&[1, 2], None, &prompt[..8]), at(0));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let (reader, done, prompt) = (plane.reader(), &done, &prompt);
+            scope.spawn(move || {
+                let mut chain = None;
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let next = reader.chain(prompt, None, None, chain.as_ref());
+                    let held = depths(&reader.find(&next, at(0)), 0).expect("not blind");
+                    assert!((2..=3).contains(&held[0]), "{held:?}");
+                    reader.dispatched(worker(1), &next, at(0));
+                    chain = Some(next);
+                }
+            });
+        }
+        for round in 0..300u64 {
+            store(&mut plane, 0, stored(&[3], Some(2), &prompt[8..12]), at(0));
+            remove(&mut plane, 0, removed(&[3], Tier::Device), at(0));
+            plane.worker(worker(1), vllm(), at(round));
+            store(&mut plane, 1, stored(&[round, round + 1], None, &prompt[..8]), at(round));
+            plane.tick(at(0));
+            plane.cleared(worker(1), at(round));
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
