@@ -39,6 +39,7 @@ impl Chain {
     ) -> Self {
         match prompt {
             Prompt::Tokens(prompt) => Self::Hashed(hash(prompt, output, namespace, block_size, tokens)),
+            Prompt::Named { ids, .. } => Self::Given { ids: Arc::clone(ids), namespace: None },
             Prompt::Blocks { ids, .. } => Self::Given {
                 ids: Arc::clone(ids),
                 namespace: (*namespace != Namespace::default()).then(|| namespace_key(namespace)),

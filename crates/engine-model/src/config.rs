@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::tiers::TiersConfig;
 use crate::timing::{TimingError, TimingModel};
 
 /// Whose batching and cache rules the engine follows. The crate's documentation lists the differences.
@@ -74,6 +75,8 @@ pub struct EngineConfig {
     pub speedup: f64,
     /// Whether passes carry KV events.
     pub emit_events: bool,
+    /// Cache tiers below the device.
+    pub tiers: TiersConfig,
 }
 
 impl Default for EngineConfig {
@@ -94,6 +97,7 @@ impl Default for EngineConfig {
             timing: TimingModel::Polynomial,
             speedup: 1.0,
             emit_events: false,
+            tiers: TiersConfig::default(),
         }
     }
 }
@@ -115,6 +119,9 @@ pub enum ConfigError {
         /// Tokens in each.
         block_size: u32,
     },
+    /// A tier's bandwidth is not above 0.
+    #[error("bandwidth must be above 0 GB/s, not {0}")]
+    Bandwidth(f64),
     /// The timing model is unusable.
     #[error(transparent)]
     Timing(#[from] TimingError),
@@ -146,6 +153,7 @@ impl EngineConfig {
                 block_size: self.block_size,
             });
         }
+        self.tiers.validate()?;
         Ok(self.timing.validate()?)
     }
 

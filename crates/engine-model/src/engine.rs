@@ -20,11 +20,12 @@ use tandem_types::{KvEvent, Time};
 use crate::chain::Chain;
 use crate::config::{ConfigError, EngineConfig, Flavor, SchedulingPolicy};
 use crate::events;
-use crate::pass::{Admission, Finish, Load, Pass, TokenOutput};
+use crate::pass::{Finish, Load, Pass, TokenOutput};
 use crate::pool::{KeyHasher, Pool};
 use crate::request::{Namespace, Output, Prompt, Refusal, Request, RequestKey};
 use crate::seq::Seq;
 use crate::sglang::NewTokenRatio;
+use crate::tiers::{NoStore, SharedStore, Tiers};
 use crate::timing::PassShape;
 
 /// A request's place in the slab.
@@ -49,7 +50,13 @@ pub struct EngineModel {
     pub(crate) seqs: Vec<Seq>,
     vacant: Vec<Slot>,
     by_id: HashMap<RequestKey, Slot, BuildHasherDefault<KeyHasher>>,
-    waiting: BTreeSet<QueueKey>,
+    pub(crate) waiting: BTreeSet<QueueKey>,
+    /// Requests whose blocks are under way from lower tiers, in the order in which that began.
+    pub(crate) loading: Vec<Slot>,
+    pub(crate) tiers: Tiers,
+    /// Blocks that this pass cached, and evicted.
+    pub(crate) fresh: Vec<u64>,
+    pub(crate) evicted: Vec<u64>,
     /// The running batch, in order of admission.
     pub(crate) running: Vec<Slot>,
     pub(crate) scheduled: Vec<Scheduled>,
@@ -58,10 +65,10 @@ pub struct EngineModel {
     last_order: i64,
     /// Order of the request preempted last: below all others, so that it is resumed first.
     first_order: i64,
-    busy_until: Time,
+    pub(crate) busy_until: Time,
     pending: Vec<KvEvent>,
     /// The counters of [`EngineModel::load`]; its sizes are filled in there.
-    counters: Load,
+    pub(crate) counters: Load,
 }
 
 impl EngineModel {
@@ -73,11 +80,15 @@ impl EngineModel {
         config.validate()?;
         Ok(Self {
             pool: Pool::new(config.pool_blocks, config.flavor == Flavor::Sglang),
+            tiers: Tiers::new(&config),
             config,
             seqs: Vec::new(),
             vacant: Vec::new(),
             by_id: HashMap::default(),
             waiting: BTreeSet::new(),
+            loading: Vec::new(),
+            fresh: Vec::new(),
+            evicted: Vec::new(),
             running: Vec::new(),
             scheduled: Vec::new(),
             ratio: NewTokenRatio::default(),
@@ -180,6 +191,8 @@ impl EngineModel {
             target: prompt_len,
             generated: 0,
             first_cached: None,
+            loaded: None,
+            ready_at: Time::ZERO,
         })
     }
 
@@ -189,7 +202,11 @@ impl EngineModel {
     pub fn abort(&mut self, id: RequestKey) -> bool {
         let Some(&slot) = self.by_id.get(&id) else { return false };
         let key = self.queue_key(slot);
-        if self.waiting.remove(&key) {
+        let loading = self.loading.iter().position(|loading| *loading == slot);
+        if let Some(at) = loading {
+            self.loading.remove(at);
+        }
+        if loading.is_some() || self.waiting.remove(&key) {
             self.counters.waiting_tokens -= u64::from(self.seqs[slot as usize].total());
         } else {
             self.running.retain(|running| *running != slot);
@@ -205,38 +222,67 @@ impl EngineModel {
     /// there is nothing to compute. The pass starts at `now`, or at the end of the previous pass if that
     /// is later. The caller delivers its content at `pass.ends_at` and calls again then.
     pub fn step(&mut self, now: Time, pass: &mut Pass) -> bool {
+        self.step_with(now, &mut NoStore, pass)
+    }
+
+    /// As [`step`](Self::step), with the store that this engine shares with others.
+    pub fn step_with(&mut self, now: Time, store: &mut dyn SharedStore, pass: &mut Pass) -> bool {
         pass.clear();
-        if !self.has_work() {
+        if !self.has_work() && self.tiers.next_arrival().is_none() {
             return false;
         }
-        pass.events.append(&mut self.pending);
-        self.scheduled.clear();
-        match self.config.flavor {
-            Flavor::Vllm => self.schedule_vllm(pass),
-            Flavor::Sglang => self.schedule_sglang(pass),
-        }
-        debug_assert!(!self.scheduled.is_empty(), "work without progress");
         pass.starts_at = now.max(self.busy_until);
+        self.scheduled.clear();
+        loop {
+            self.settle(store, pass);
+            match self.config.flavor {
+                Flavor::Vllm => self.schedule_vllm(store, pass),
+                Flavor::Sglang => self.schedule_sglang(store, pass),
+            }
+            self.copy_evicted(pass.starts_at);
+            // Reads that take no time are over at once.
+            if !self.scheduled.is_empty() || !self.load_arrived(pass.starts_at) {
+                break;
+            }
+        }
+        if self.scheduled.is_empty() {
+            debug_assert!(self.waiting.is_empty() || !self.loading.is_empty(), "work without progress");
+            pass.ends_at = pass.starts_at;
+            if pass.events.is_empty() {
+                return false;
+            }
+        }
+        pass.events.splice(..0, self.pending.drain(..));
+        if self.scheduled.is_empty() {
+            return true;
+        }
         pass.ends_at = pass.starts_at + self.pass_time(pass);
         self.busy_until = pass.ends_at;
         self.conclude(pass);
+        self.copy_fresh(pass.ends_at);
         self.counters.passes += 1;
         true
     }
 
-    /// Whether a [`step`](Self::step) would compute something.
+    /// Whether requests wait or run. Unless all of them wait for lower tiers, a [`step`](Self::step) computes
+    /// something.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        !(self.running.is_empty() && self.waiting.is_empty())
+        !(self.running.is_empty() && self.waiting.is_empty() && self.loading.is_empty())
     }
 
     /// State and counters.
     #[must_use]
     pub fn load(&self) -> Load {
+        let [(host_blocks, host_total_blocks), (disk_blocks, disk_total_blocks)] = self.tiers.sizes();
         Load {
             // Both are bounded by the number of slots.
             running: self.running.len() as u32,
-            waiting: self.waiting.len() as u32,
+            waiting: (self.waiting.len() + self.loading.len()) as u32,
+            host_blocks,
+            host_total_blocks,
+            disk_blocks,
+            disk_total_blocks,
             used_blocks: self.pool.used(),
             cached_blocks: self.pool.cached_free(),
             total_blocks: self.pool.total(),
@@ -258,11 +304,14 @@ impl EngineModel {
         self.pool.cached_prefix(&chain, ((tokens - 1) / block_size) as usize) as u32 * block_size
     }
 
-    /// Forgets all cached blocks. Returns `false`, and changes nothing, while requests hold blocks.
+    /// Forgets all cached blocks, in vLLM's way those of the device only. Returns `false`, and changes nothing, while requests hold blocks.
     /// The event goes out with the next pass (as vLLM does it), or at once through
     /// [`take_events`](Self::take_events) (as SGLang does).
     pub fn reset_prefix_cache(&mut self) -> bool {
         let cleared = self.pool.clear();
+        if cleared {
+            self.tiers.device_cleared(self.config.flavor == Flavor::Sglang);
+        }
         if cleared && self.config.emit_events {
             self.pending.push(KvEvent::Cleared);
         }
@@ -275,7 +324,7 @@ impl EngineModel {
         std::mem::take(&mut self.pending)
     }
 
-    fn queue_key(&self, slot: Slot) -> QueueKey {
+    pub(crate) fn queue_key(&self, slot: Slot) -> QueueKey {
         let seq = &self.seqs[slot as usize];
         match self.config.policy {
             SchedulingPolicy::Fcfs => (0, Time::ZERO, seq.order, slot),
@@ -294,49 +343,6 @@ impl EngineModel {
         self.waiting.first().map(|key| key.3)
     }
 
-    /// Leading blocks of a waiting request that are cached, sparing its last token, which must be computed
-    /// for there to be a next one; and how many of these nobody holds.
-    pub(crate) fn lookup(&self, slot: Slot) -> (u32, u32) {
-        let seq = &self.seqs[slot as usize];
-        let limit = (seq.total() - 1) / self.config.block_size;
-        let cached = self.pool.cached_prefix(&seq.chain, limit as usize);
-        let held = self.pool.held_prefix(&seq.chain, cached);
-        // Bounded by `limit`.
-        (cached as u32, (cached - held) as u32)
-    }
-
-    /// Moves the head of the queue, of which `cached` leading blocks are cached, into the batch and
-    /// schedules `tokens` tokens of it. The caller has checked that the blocks are there; yet block ids that
-    /// are not prefix-chained, against their contract, mislead lookups, and then this returns `false` and
-    /// changes nothing.
-    pub(crate) fn admit(&mut self, slot: Slot, cached: u32, tokens: u32, pass: &mut Pass) -> bool {
-        let seq = &mut self.seqs[slot as usize];
-        let found = self.pool.hold_prefix(&seq.chain, cached as usize, &mut seq.blocks);
-        // At most `cached`.
-        seq.computed = found as u32 * self.config.block_size;
-        if self.lacking(slot, tokens) > self.pool.free() {
-            self.drop_blocks(slot);
-            return false;
-        }
-        let key = self.queue_key(slot);
-        self.waiting.remove(&key);
-        let seq = &mut self.seqs[slot as usize];
-        self.counters.waiting_tokens -= u64::from(seq.total());
-        seq.committed = found;
-        seq.target = seq.total();
-        let resumed = seq.first_cached.is_some();
-        if !resumed {
-            seq.first_cached = Some(seq.computed);
-            self.counters.prefix_cache_queries += u64::from(seq.total());
-            self.counters.prefix_cache_hits += u64::from(seq.computed);
-        }
-        self.counters.context_tokens += u64::from(seq.computed);
-        pass.admitted.push(Admission { id: seq.id, cached_tokens: seq.computed, resumed });
-        self.running.push(slot);
-        self.grow(slot, tokens, pass);
-        true
-    }
-
     /// Blocks that a running request lacks for `tokens` more tokens.
     pub(crate) fn lacking(&self, slot: Slot, tokens: u32) -> u32 {
         let seq = &self.seqs[slot as usize];
@@ -346,14 +352,22 @@ impl EngineModel {
     /// Takes the blocks for `tokens` more tokens of a running request and schedules these.
     pub(crate) fn grow(&mut self, slot: Slot, tokens: u32, pass: &mut Pass) {
         let lacking = self.lacking(slot, tokens);
-        let (emit, flavor) = (self.config.emit_events, self.config.flavor);
-        let taken = self.pool.take(lacking, &mut self.seqs[slot as usize].blocks, |key| {
+        let taken = self.take_blocks(slot, lacking, pass);
+        debug_assert!(taken, "scheduled without blocks");
+        self.scheduled.push(Scheduled { slot, tokens });
+    }
+
+    /// Takes empty blocks for a request, if there are so many.
+    pub(crate) fn take_blocks(&mut self, slot: Slot, count: u32, pass: &mut Pass) -> bool {
+        let (emit, flavor, tiers) = (self.config.emit_events, self.config.flavor, self.tiers.any());
+        self.pool.take(count, &mut self.seqs[slot as usize].blocks, |key| {
             if emit {
                 events::removed(&mut pass.events, flavor, key);
             }
-        });
-        debug_assert!(taken, "scheduled without blocks");
-        self.scheduled.push(Scheduled { slot, tokens });
+            if tiers {
+                self.evicted.push(key);
+            }
+        })
     }
 
     /// Makes the full blocks among a request's first `tokens` tokens findable.
@@ -369,7 +383,15 @@ impl EngineModel {
             seq.committed += 1;
             let known = if flavor == Flavor::Sglang { self.pool.deduplicate(block, key) } else { None };
             match known {
-                None => self.pool.publish(block, key),
+                None => {
+                    if self.tiers.any() {
+                        if !self.pool.contains(key) {
+                            self.fresh.push(key);
+                        }
+                        self.tiers.describe(key, || events::text(flavor, seq, block_size, at));
+                    }
+                    self.pool.publish(block, key);
+                }
                 Some(known) => {
                     seq.blocks[at] = known;
                     if emit_events && at > from {
@@ -392,13 +414,14 @@ impl EngineModel {
         self.drop_blocks(slot);
         let seq = &mut self.seqs[slot as usize];
         seq.order = order;
+        seq.loaded = None;
         pass.preempted.push(seq.id);
         self.counters.preemptions += 1;
         self.enqueue(slot);
     }
 
     /// Frees a request's blocks tail first, so that the head of its prefix is evicted last.
-    fn drop_blocks(&mut self, slot: Slot) {
+    pub(crate) fn drop_blocks(&mut self, slot: Slot) {
         let seq = &mut self.seqs[slot as usize];
         while let Some(block) = seq.blocks.pop() {
             self.pool.release(block);

@@ -1,6 +1,6 @@
 //! Cache changes in the form and grouping in which engines publish them.
 
-use tandem_types::{BlockRemoved, BlockStored, KvEvent};
+use tandem_types::{BlockRemoved, BlockStored, KvEvent, Tier};
 
 use crate::config::Flavor;
 use crate::seq::Seq;
@@ -9,6 +9,7 @@ use crate::seq::Seq;
 pub(crate) fn removed(events: &mut Vec<KvEvent>, flavor: Flavor, key: u64) {
     if flavor == Flavor::Sglang
         && let Some(KvEvent::Removed(last)) = events.last_mut()
+        && last.tier == Tier::Device
     {
         last.block_hashes.push(key);
         return;
@@ -41,4 +42,17 @@ pub(crate) fn stored(
         session: seq.session.clone(),
         ..BlockStored::default()
     }));
+}
+
+/// What block `at` of a request is made of, for events of other tiers.
+pub(crate) fn text(flavor: Flavor, seq: &Seq, block_size: u32, at: usize) -> BlockStored {
+    BlockStored {
+        parent: at.checked_sub(1).and_then(|i| seq.chain.get(i)),
+        tokens: seq.tokens(at * block_size as usize, block_size as usize),
+        block_size,
+        lora: seq.namespace.lora.clone(),
+        salt: seq.namespace.salt.clone().filter(|_| at == 0 || flavor == Flavor::Sglang),
+        session: seq.session.clone(),
+        ..BlockStored::default()
+    }
 }

@@ -35,11 +35,33 @@ pub struct Admission {
     pub id: RequestKey,
     /// Tokens (of prompt, and of answer when resumed) taken from the cache at this admission.
     pub cached_tokens: u32,
+    /// Of these, tokens that were read from tiers below the device for it.
+    pub loaded: Loaded,
     /// Whether it had been admitted before and was preempted.
     pub resumed: bool,
 }
 
-/// One pass of the engine. Everything in it becomes visible at `ends_at`.
+/// Tokens by the tier that they were read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Loaded {
+    /// Host memory.
+    pub host: u32,
+    /// Local disk.
+    pub disk: u32,
+    /// The shared store.
+    pub shared: u32,
+}
+
+impl Loaded {
+    /// All of them.
+    #[must_use]
+    pub const fn tokens(self) -> u32 {
+        self.host + self.disk + self.shared
+    }
+}
+
+/// One pass of the engine. Everything in it becomes visible at `ends_at`. With tiers below the device there are
+/// passes that compute nothing and carry events only.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pass {
     /// When the pass started.
@@ -94,10 +116,26 @@ pub struct Load {
     pub block_size: u32,
     /// Tokens held by running requests, computed ones only.
     pub context_tokens: u64,
+    /// Blocks in host memory.
+    pub host_blocks: u32,
+    /// Room there, in blocks.
+    pub host_total_blocks: u32,
+    /// Blocks on disk.
+    pub disk_blocks: u32,
+    /// Room there, in blocks.
+    pub disk_total_blocks: u32,
     /// Tokens looked up in the prefix cache, counted at each first admission.
     pub prefix_cache_queries: u64,
-    /// Of those, tokens found.
+    /// Of those, tokens found on the device.
     pub prefix_cache_hits: u64,
+    /// Tokens looked up in tiers below the device: what the device did not have.
+    pub lower_queries: u64,
+    /// Of those, tokens read from host memory.
+    pub host_hits: u64,
+    /// ... from disk.
+    pub disk_hits: u64,
+    /// ... from the shared store.
+    pub shared_hits: u64,
     /// Preemptions (SGLang: retractions).
     pub preemptions: u64,
     /// Prompt tokens of requests that produced their first token.

@@ -129,6 +129,11 @@ impl Pool {
         self.cached_free
     }
 
+    /// Whether there is a copy of this key.
+    pub(crate) fn contains(&self, key: u64) -> bool {
+        self.index.contains_key(&key)
+    }
+
     /// Number of leading blocks, at most `limit`, that are cached.
     pub(crate) fn cached_prefix(&self, chain: &Chain, limit: usize) -> usize {
         prefix_length(limit.min(chain.len()), |i| {

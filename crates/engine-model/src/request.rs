@@ -8,7 +8,7 @@ use tandem_types::Time;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestKey(pub u64);
 
-/// A prompt in one of two forms. Requests of both forms may share an engine, but never share blocks.
+/// A prompt in one of three forms. Requests of all forms may share an engine, but never share blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prompt {
     /// Token ids.
@@ -23,6 +23,13 @@ pub enum Prompt {
         /// Prompt length in tokens.
         tokens: u32,
     },
+    /// Token ids, and the caller's own names of the blocks, for drivers that hash as a real engine does.
+    Named {
+        /// The prompt.
+        tokens: Arc<[u32]>,
+        /// As in [`Prompt::Blocks`]; adapter and salt are in these names already.
+        ids: Arc<[u64]>,
+    },
 }
 
 impl Prompt {
@@ -30,7 +37,9 @@ impl Prompt {
     #[must_use]
     pub fn len(&self) -> u32 {
         match self {
-            Self::Tokens(tokens) => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+            Self::Tokens(tokens) | Self::Named { tokens, .. } => {
+                u32::try_from(tokens.len()).unwrap_or(u32::MAX)
+            }
             Self::Blocks { tokens, .. } => *tokens,
         }
     }

@@ -8,6 +8,7 @@ use crate::chain::Chain;
 use crate::pass::Finish;
 use crate::pool::BlockIx;
 use crate::request::{Namespace, Output, Prompt, RequestKey};
+use crate::tiers::Found;
 
 /// One request that is waiting or running.
 #[derive(Debug, Clone)]
@@ -40,6 +41,10 @@ pub(crate) struct Seq {
     pub(crate) generated: u32,
     /// Tokens found in the cache at first admission.
     pub(crate) first_cached: Option<u32>,
+    /// What was read from lower tiers for the next admission; `None` = not looked there yet.
+    pub(crate) loaded: Option<Found>,
+    /// When the blocks under way from lower tiers are there.
+    pub(crate) ready_at: Time,
 }
 
 impl Seq {
@@ -60,7 +65,9 @@ impl Seq {
 
     /// Token ids at `from ..`, `count` of them; empty when only block ids are known.
     pub(crate) fn tokens(&self, from: usize, count: usize) -> Vec<u32> {
-        let Prompt::Tokens(prompt) = &self.prompt else { return Vec::new() };
+        let (Prompt::Tokens(prompt) | Prompt::Named { tokens: prompt, .. }) = &self.prompt else {
+            return Vec::new();
+        };
         let mut tokens = Vec::with_capacity(count);
         let in_prompt = prompt.get(from..).unwrap_or_default();
         tokens.extend_from_slice(in_prompt.get(..count).unwrap_or(in_prompt));

@@ -12,11 +12,12 @@
 //!   I-SGL-3 no batch exceeds `max_num_seqs`; I-SGL-4 a key has one copy.
 //! - Deliberately absent: longest-prefix-match ordering (the queue is FCFS or by priority), mixed chunks,
 //!   whole-node eviction and eviction by access time of the radix tree (see [`pool`](crate::pool)), overlap
-//!   scheduling, the separate `max_prefill_tokens`, HiCache.
+//!   scheduling, the separate `max_prefill_tokens`.
 //! - Source: SGLang 0.5.23's scheduler with its defaults (`schedule_conservativeness` 1.0).
 
 use crate::engine::{EngineModel, Slot};
 use crate::pass::Pass;
+use crate::tiers::SharedStore;
 
 /// Part of the allowed answer lengths that admission reserves.
 #[derive(Debug, Clone, Copy)]
@@ -44,17 +45,17 @@ impl NewTokenRatio {
 }
 
 impl EngineModel {
-    pub(crate) fn schedule_sglang(&mut self, pass: &mut Pass) {
+    pub(crate) fn schedule_sglang(&mut self, store: &mut dyn SharedStore, pass: &mut Pass) {
         if self.running.is_empty() {
             self.ratio = NewTokenRatio::default();
         }
-        self.schedule_prefill(pass);
+        self.schedule_prefill(store, pass);
         if self.scheduled.is_empty() {
             self.schedule_decode(pass);
         }
     }
 
-    fn schedule_prefill(&mut self, pass: &mut Pass) {
+    fn schedule_prefill(&mut self, store: &mut dyn SharedStore, pass: &mut Pass) {
         let mut left = self.config.max_num_batched_tokens;
         // At most one prompt is under way, and it was admitted last.
         if let Some(&slot) = self.running.last().filter(|slot| self.seqs[**slot as usize].prefilling()) {
@@ -71,6 +72,9 @@ impl EngineModel {
             let (cached, idle) = self.lookup(slot);
             if !self.fits(slot, cached, idle) {
                 break;
+            }
+            if self.start_load(slot, cached, store, pass) {
+                continue;
             }
             let missing = self.seqs[slot as usize].total() - cached * self.config.block_size;
             let tokens = self.cut(missing, left);
@@ -119,7 +123,13 @@ impl EngineModel {
     fn schedule_decode(&mut self, pass: &mut Pass) {
         let lacking = |model: &Self| model.running.iter().map(|slot| model.lacking(*slot, 1)).sum::<u32>();
         let mut retracted = false;
-        while self.running.len() > 1 && lacking(self) > self.pool.free() {
+        while lacking(self) > self.pool.free() {
+            if self.cancel_load() {
+                continue;
+            }
+            if self.running.len() < 2 {
+                break;
+            }
             self.retract(None, pass);
             retracted = true;
         }
@@ -141,7 +151,13 @@ impl EngineModel {
 
     /// Retracts others until `slot` can grow by `tokens`.
     fn make_room(&mut self, slot: Slot, tokens: u32, pass: &mut Pass) {
-        while self.running.len() > 1 && self.lacking(slot, tokens) > self.pool.free() {
+        while self.lacking(slot, tokens) > self.pool.free() {
+            if self.cancel_load() {
+                continue;
+            }
+            if self.running.len() < 2 {
+                break;
+            }
             self.retract(Some(slot), pass);
         }
     }

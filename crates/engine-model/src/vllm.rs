@@ -17,9 +17,10 @@
 use crate::config::{PreemptionOrder, SchedulingPolicy};
 use crate::engine::{EngineModel, Slot};
 use crate::pass::Pass;
+use crate::tiers::SharedStore;
 
 impl EngineModel {
-    pub(crate) fn schedule_vllm(&mut self, pass: &mut Pass) {
+    pub(crate) fn schedule_vllm(&mut self, store: &mut dyn SharedStore, pass: &mut Pass) {
         let budget = self.config.max_num_batched_tokens;
         let mut left = self.schedule_running(budget, pass);
         // Only now is it certain that none of them is thrown out of this pass again.
@@ -28,7 +29,7 @@ impl EngineModel {
         }
         if pass.preempted.is_empty() {
             while left > 0 && self.running.len() < self.config.max_num_seqs as usize {
-                let Some(tokens) = self.admit_head(left, pass) else { break };
+                let Some(tokens) = self.admit_head(left, store, pass) else { break };
                 left -= tokens;
             }
         }
@@ -42,6 +43,9 @@ impl EngineModel {
             let tokens = self.seqs[slot as usize].remaining().min(left);
             let mut out = false;
             while !out && self.lacking(slot, tokens) > self.pool.free() {
+                if self.cancel_load() {
+                    continue;
+                }
                 let victim = self.victim();
                 let gone = self.running.remove(victim);
                 if let Some(i) = self.scheduled.iter().position(|s| s.slot == gone) {
@@ -82,8 +86,9 @@ impl EngineModel {
         }
     }
 
-    /// Admits the head of the queue with as many tokens as the budget allows; returns how many.
-    fn admit_head(&mut self, left: u32, pass: &mut Pass) -> Option<u32> {
+    /// Admits the head of the queue with as many tokens as the budget allows; returns how many. None go to
+    /// one that first waits for lower tiers.
+    fn admit_head(&mut self, left: u32, store: &mut dyn SharedStore, pass: &mut Pass) -> Option<u32> {
         let slot = self.head()?;
         let (cached, idle) = self.lookup(slot);
         let total = self.seqs[slot as usize].total();
@@ -97,6 +102,9 @@ impl EngineModel {
         // Cached blocks that nobody holds are among the free ones; holding them takes them from there.
         if must_fit.div_ceil(block_size) - cached + idle > self.pool.free() {
             return None;
+        }
+        if self.start_load(slot, cached, store, pass) {
+            return Some(0);
         }
         if !self.admit(slot, cached, tokens, pass) {
             return None;

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use tandem_engine_model::TiersConfig;
 
 use crate::fault::FaultRule;
 use crate::script::Script;
@@ -145,6 +146,27 @@ pub struct RecordConfig {
     pub bodies: bool,
 }
 
+/// Cache tiers of each rank below its device.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MockTiers {
+    /// Host memory, disk, bandwidths; the link to the store counts with a store only.
+    pub model: TiersConfig,
+    /// The shared store; vLLM only.
+    pub store: Option<StoreUse>,
+}
+
+/// A store shared with other engines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreUse {
+    /// `http://host:port` of a [`MockStore`](crate::MockStore).
+    pub url: String,
+    /// What object keys begin with; `None` = the base model's name behind its last slash.
+    #[serde(default)]
+    pub head: Option<String>,
+}
+
 /// Everything that a mock engine is to be. `Default` is a small, instant vLLM with events on free ports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -165,6 +187,11 @@ pub struct MockConfig {
     pub block_size: u32,
     /// KV pool of each rank, in tokens; `None` = as the profile says.
     pub pool_tokens: Option<u64>,
+    /// Cache tiers below the device.
+    pub tiers: MockTiers,
+    /// Whether blocks are named as the real engine hashes them (it takes time: a digest for each block), rather
+    /// than by hashes of our own. With a store it is always so.
+    pub engine_hashes: bool,
     /// Most sequences in a rank's batch.
     pub max_num_seqs: u32,
     /// Most tokens computed in one step of a rank.
@@ -204,6 +231,8 @@ impl Default for MockConfig {
             speed: Speed::Instant,
             block_size: 16,
             pool_tokens: Some(262_144),
+            tiers: MockTiers::default(),
+            engine_hashes: false,
             max_num_seqs: 256,
             max_num_batched_tokens: 8_192,
             max_model_len: 262_144,

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tandem_engine_model::{EngineModel, Load, Pass, Refusal, Request, RequestKey, TokenOutput};
+use tandem_engine_model::{EngineModel, Load, Loaded, Pass, Refusal, Request, RequestKey, TokenOutput};
 use tandem_types::{KvEvent, Time};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use crate::config::{MockKind, Speed};
 use crate::kv::EventSink;
 use crate::observe::{Life, Observed};
+use crate::store::{Names, RemoteStore};
 
 /// Submissions that may wait for the driver.
 const COMMANDS_MAX: usize = 1024;
@@ -37,6 +38,8 @@ pub(crate) struct Progress {
     pub(crate) tokens: u32,
     /// Prompt tokens that came from the cache.
     pub(crate) cached: u32,
+    /// Of these, tokens that were read from tiers below the device.
+    pub(crate) loaded: Loaded,
     /// Whether that was all.
     pub(crate) done: bool,
 }
@@ -119,6 +122,8 @@ pub(crate) struct Submission {
     pub(crate) n: u32,
     /// The request's id, by which a client may abort it.
     pub(crate) name: String,
+    /// Its objects, where there is a store.
+    pub(crate) objects: Names,
 }
 
 enum Command {
@@ -154,6 +159,7 @@ impl Driver {
     pub(crate) fn start(
         models: Vec<EngineModel>,
         sinks: Vec<EventSink>,
+        store: Option<RemoteStore>,
         kind: MockKind,
         speed: Speed,
     ) -> Self {
@@ -176,6 +182,7 @@ impl Driver {
             aborts: abort_inbox,
             live: BTreeMap::new(),
             shared: Arc::clone(&shared),
+            store,
             kind,
             instant: speed == Speed::Instant,
             origin: Instant::now(),
@@ -236,6 +243,7 @@ struct Task {
     aborts: mpsc::UnboundedReceiver<RequestKey>,
     live: BTreeMap<RequestKey, Live>,
     shared: Arc<Shared>,
+    store: Option<RemoteStore>,
     kind: MockKind,
     instant: bool,
     origin: Instant,
@@ -255,6 +263,16 @@ impl Task {
             let now = self.now();
             self.start_passes(now).await;
             let due = self.ranks.iter().filter(|rank| rank.running).map(|rank| rank.pass.ends_at).min();
+            let idle = self.ranks.iter().filter(|rank| !rank.running);
+            let wake = idle.filter_map(|rank| rank.model.wakes_at()).min();
+            if self.instant
+                && due.is_none()
+                && let Some(wake) = wake
+            {
+                // Nothing but transfers goes on: they end at once.
+                self.latest = self.latest.max(wake);
+                continue;
+            }
             match due {
                 Some(due) if self.instant || due <= now => {
                     self.deliver(due).await;
@@ -268,7 +286,8 @@ impl Task {
                     }
                 }
                 due => {
-                    let wake = due.map(|due| self.origin + Duration::from_nanos(due.0));
+                    let wake = due.into_iter().chain(wake).min();
+                    let wake = wake.map(|due| self.origin + Duration::from_nanos(due.0));
                     let sleep = async {
                         match wake {
                             Some(wake) => tokio::time::sleep_until(wake).await,
@@ -303,7 +322,16 @@ impl Task {
             let last = rank.pass.ends_at;
             let start = if last > Time::ZERO && now.since(last) <= LAG_MAX { last } else { now };
             let start = if rank.model.has_work() { start } else { now };
-            rank.running = rank.model.step(start, &mut rank.pass);
+            // What a transfer has brought by now is taken in now.
+            let start = rank.model.wakes_at().map_or(start, |wake| start.max(wake.min(now)));
+            rank.running = match &mut self.store {
+                Some(store) => {
+                    let running = rank.model.step_with(start, store, &mut rank.pass);
+                    store.flush().await;
+                    running
+                }
+                None => rank.model.step(start, &mut rank.pass),
+            };
             if !rank.running && self.kind == MockKind::Sglang {
                 // What an aborted request leaves in the cache is announced at once.
                 rank.sink.publish(rank.model.take_events()).await;
@@ -345,6 +373,9 @@ impl Task {
         observed.pass(index, pass);
         for admission in &pass.admitted {
             if let Some(live) = self.live.get_mut(&admission.id) {
+                if !admission.resumed {
+                    live.group.update(live.place, |progress| progress.loaded = admission.loaded);
+                }
                 observed.admitted(index, &mut live.life, admission, pass.starts_at);
             }
         }
@@ -392,6 +423,9 @@ impl Task {
         match command {
             Command::Submit(submission, reply) => {
                 let id = submission.request.id;
+                if let Some(store) = &mut self.store {
+                    store.look_up(&submission.objects).await;
+                }
                 let outcome = self.submit(*submission);
                 let accepted = outcome.is_ok();
                 if reply.send(outcome).is_err() && accepted {

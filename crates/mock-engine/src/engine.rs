@@ -18,6 +18,7 @@ use crate::kv::{self, EventSink};
 use crate::record::{Record, Recorder};
 use crate::script::{Chooser, Script};
 use crate::server::{self, Listening};
+use crate::store::RemoteStore;
 
 /// Why a mock engine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -113,7 +114,12 @@ impl MockEngine {
             };
             sinks.push(sink);
         }
-        let driver = Driver::start(models, sinks, config.kind, config.speed);
+        let store = config.tiers.store.as_ref().map(|store| {
+            let bytes = model.tiers.token_bytes * u64::from(model.block_size);
+            // The port of a segment is no port of ours: only a name.
+            RemoteStore::new(&store.url, addr.to_string(), bytes)
+        });
+        let driver = Driver::start(models, sinks, store, config.kind, config.speed);
         // Engines of equal seed give equal answers, but never equal ids.
         let id_seed = xxh3_64_with_seed(addr.to_string().as_bytes(), config.seed);
         let state = Arc::new(State::new(config, driver, max_model_len, endpoints, recorder, id_seed));
@@ -253,6 +259,11 @@ fn model_config(config: &MockConfig) -> Result<EngineConfig, StartError> {
     }
     model.speedup = speedup;
     model.emit_events = config.kv_events.is_some();
+    model.tiers = config.tiers.model;
+    model.tiers.shared = config.tiers.store.as_ref().map(|_| model.tiers.shared.unwrap_or_default());
+    if config.tiers.store.is_some() && config.kind != MockKind::Vllm {
+        return wrong("a store needs kind vllm");
+    }
     model.max_model_len = Some(config.max_model_len.min(model.pool_tokens()));
     model.validate().map_err(|e| StartError::Config(e.to_string()))?;
     Ok(model)

@@ -69,6 +69,14 @@ impl ApiError {
             (MockKind::Sglang, Api::Generate) => {
                 object! { "error": object! { "message": self.message } }
             }
+            (MockKind::Sglang, Api::Responses) => object! {
+                "error": object! {
+                    "message": self.message,
+                    "type": "invalid_request_error",
+                    "param": self.param,
+                    "code": self.status,
+                },
+            },
             (MockKind::Sglang, _) => object! {
                 "object": "error",
                 "message": self.message,

@@ -13,7 +13,8 @@ use crate::config::{MockKind, Speed};
 use crate::driver::{Group, Progress, Submission, Ticket};
 use crate::error::{Api, ApiError};
 use crate::http::State;
-use crate::words;
+use crate::store::Names;
+use crate::{hashes, words};
 
 /// Token counts of a request, as far as it has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,6 +23,8 @@ pub(crate) struct Counts {
     pub(crate) completion: u32,
     /// Prompt tokens from the cache.
     pub(crate) cached: u32,
+    /// Of these, read from host memory or further down.
+    pub(crate) loaded: u32,
     /// Prompt tokens newly cached: full blocks that were not there before. Told for conversations only.
     pub(crate) created: Option<u32>,
 }
@@ -63,6 +66,7 @@ impl Generation {
             let cached = progress.get(i * n).map_or(0, |p| p.cached);
             counts.prompt += length;
             counts.cached += cached;
+            counts.loaded += progress.get(i * n).map_or(0, |p| p.loaded.tokens());
             if self.asked.conversation.is_some() {
                 let created = (length / self.block_size * self.block_size).saturating_sub(cached);
                 *counts.created.get_or_insert(0) += created;
@@ -99,9 +103,16 @@ pub(crate) async fn begin(state: &State, asked: Asked) -> Result<Generation, Api
             let plan = Plan { sampling: &asked.sampling, tools, room, natural_tokens, seed };
             let answer = plan.answer(chosen.items.as_deref());
             let place = runs.len();
+            let text: Vec<u32> = tokens.iter().chain(answer.tokens.iter()).copied().collect();
+            let named = hashes::name(&state.config, &text, asked.lora.as_deref(), asked.salt.as_deref());
+            let (prompt_form, objects) = match named {
+                Some(named) => (Prompt::Named { tokens: Arc::clone(&tokens), ids: named.ids }, named.objects),
+                None => (Prompt::Tokens(Arc::clone(&tokens)), Names::default()),
+            };
             let submission = Submission {
                 rank: asked.rank,
-                request: request(state, &asked, Arc::clone(&tokens), &answer),
+                request: request(state, &asked, prompt_form, &answer),
+                objects,
                 group: Arc::clone(&group),
                 place,
                 by_length: answer.ending == Ending::Length,
@@ -197,7 +208,7 @@ fn natural(state: &State, seed: u64) -> u32 {
     answer.min_tokens + u32::try_from(drawn % span).unwrap_or(0)
 }
 
-fn request(state: &State, asked: &Asked, tokens: Arc<[u32]>, answer: &Answer) -> Request {
+fn request(state: &State, asked: &Asked, prompt: Prompt, answer: &Answer) -> Request {
     let priority = match state.config.kind {
         MockKind::Vllm => asked.priority,
         // SGLang serves higher numbers first, the model lower ones.
@@ -205,7 +216,7 @@ fn request(state: &State, asked: &Asked, tokens: Arc<[u32]>, answer: &Answer) ->
     };
     Request {
         id: RequestKey(0),
-        prompt: Prompt::Tokens(tokens),
+        prompt,
         output: Output::Tokens(Arc::clone(&answer.tokens)),
         max_output_tokens: u32::try_from(answer.tokens.len()).unwrap_or(u32::MAX),
         priority,

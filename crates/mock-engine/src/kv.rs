@@ -88,7 +88,7 @@ pub(crate) async fn start(
     Ok((KvEndpoints { rank, events, replay }, EventSink { rank, batches: Some(batches) }))
 }
 
-async fn bind(socket: &mut impl Socket, host: IpAddr, port: u16) -> Result<String, StartError> {
+pub(crate) async fn bind(socket: &mut impl Socket, host: IpAddr, port: u16) -> Result<String, StartError> {
     let host = match host {
         IpAddr::V4(v4) => v4.to_string(),
         IpAddr::V6(v6) => format!("[{v6}]"),
@@ -166,6 +166,6 @@ impl Publisher {
 }
 
 /// A message of frames; there is none without frames.
-fn frames(parts: impl IntoIterator<Item = Vec<u8>>) -> Option<ZmqMessage> {
+pub(crate) fn frames(parts: impl IntoIterator<Item = Vec<u8>>) -> Option<ZmqMessage> {
     ZmqMessage::try_from(parts.into_iter().map(Bytes::from).collect::<Vec<Bytes>>()).ok()
 }

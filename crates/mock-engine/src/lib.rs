@@ -3,6 +3,8 @@
 //! - Purpose: be the engine where there is no GPU: the embedded back end of a demo, and the opponent of the
 //!   gateway's tests. A client must not be able to tell it from vLLM 0.32 or SGLang 0.5.23, except by what it
 //!   says.
+//! - Below the device there can be host memory, a disk, and a store shared by several engines
+//!   ([`MockStore`], a Mooncake master by its outside).
 //! - Inputs: a [`MockConfig`]; HTTP requests; time. Outputs: answers whose text is made up or scripted
 //!   ([`Script`]) and whose timing, caching and batching are the engine model's; cache events over ZeroMQ;
 //!   [`Record`]s of what came in; [`Fault`]s on request.
@@ -27,6 +29,7 @@ mod error;
 mod exposition;
 pub mod fault;
 mod generate;
+mod hashes;
 mod http;
 mod info;
 mod json;
@@ -40,14 +43,17 @@ pub mod record;
 mod routes;
 pub mod script;
 mod server;
+mod store;
 mod tokenizer;
 mod utility;
 mod words;
 
 pub use config::{
-    AnswerLength, EngineFlags, KvEventsConfig, MockConfig, MockKind, MockModel, RecordConfig, Speed,
+    AnswerLength, EngineFlags, KvEventsConfig, MockConfig, MockKind, MockModel, MockTiers, RecordConfig,
+    Speed, StoreUse,
 };
 pub use engine::{KvEndpoints, MockEngine, MockStats, StartError};
 pub use fault::{Fault, FaultRule};
 pub use record::Record;
 pub use script::{AgentScript, Fallback, ReplyItem, Rule, Script, When};
+pub use store::{MockStore, StoreConfig};

@@ -41,11 +41,12 @@ fn prefill(out: &mut Exposition, ranks: &[Rank<'_>], model: &str) {
     out.family(name, "counter", "Prompt tokens by how they were obtained.");
     for rank in ranks {
         let computed = rank.load.prompt_tokens.saturating_sub(rank.load.cached_prompt_tokens);
+        let lower = rank.load.host_hits + rank.load.disk_hits + rank.load.shared_hits;
         let modes = [
             ("input", computed),
-            ("device_hit", rank.load.cached_prompt_tokens),
-            ("host_hit", 0),
-            ("storage_hit", 0),
+            ("device_hit", rank.load.cached_prompt_tokens.saturating_sub(lower)),
+            ("host_hit", rank.load.host_hits),
+            ("storage_hit", lower.saturating_sub(rank.load.host_hits)),
         ];
         for (mode, value) in modes {
             // `mode` stands before `model_name`.
@@ -89,6 +90,15 @@ fn gauges(out: &mut Exposition, state: &State, ranks: &[Rank<'_>]) {
     });
     gauge("kv_evictable_tokens", "Cached tokens that nobody uses.", &|r| tokens(r.load.cached_blocks, r));
     gauge("kv_used_tokens", "Tokens of the pool in use.", &|r| tokens(r.load.used_blocks, r));
+    if state.config.tiers.model.host.is_some() {
+        let block = |r: &Rank<'_>| f64::from(r.load.block_size);
+        gauge("hicache_host_used_tokens", "Tokens in host memory.", &|r| {
+            f64::from(r.load.host_blocks) * block(r)
+        });
+        gauge("hicache_host_total_tokens", "Room in host memory, in tokens.", &|r| {
+            f64::from(r.load.host_total_blocks) * block(r)
+        });
+    }
     gauge("utilization", "Part of the batch in use.", &|r| f64::from(r.load.running) / limit.max(1.0));
     type Get = fn(&Rank<'_>) -> f64;
     let retracted: Get = |r| float(r.load.preemptions);
@@ -142,8 +152,17 @@ fn totals(out: &mut Exposition, ranks: &[Rank<'_>], model: &str) {
     total("prompt_tokens", "Prompt tokens.", &base, sum(|r| r.load.prompt_tokens));
     total("generation_tokens", "Generated tokens.", &base, sum(|r| r.load.generation_tokens));
     total("num_requests", "Requests that ended.", &base, sum(|r| r.observed.stop + r.observed.length));
-    let device = format!("cache_source=\"device\",engine_type=\"unified\",model_name=\"{model}\"");
-    total("cached_tokens", "Prompt tokens from caches.", &device, sum(|r| r.load.cached_prompt_tokens));
+    let name = "sglang:cached_tokens_total";
+    out.family(name, "counter", "Prompt tokens from caches.");
+    let host = sum(|r| r.load.host_hits);
+    let device = sum(|r| r.load.cached_prompt_tokens.saturating_sub(r.load.host_hits));
+    for (source, value) in [("device", device), ("host", host)] {
+        // A source that gave nothing yet has no series.
+        if source == "device" || value > 0.0 {
+            let labels = format!("cache_source=\"{source}\",engine_type=\"unified\",model_name=\"{model}\"");
+            out.sample(name, &labels, value);
+        }
+    }
 }
 
 fn merged<'a>(mut all: impl Iterator<Item = &'a Histogram>) -> Option<Histogram> {

@@ -119,9 +119,13 @@ impl Page<'_> {
         self.count("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", |r| {
             float(r.load.prefix_cache_hits)
         });
+        self.count("vllm:external_prefix_cache_queries", "Tokens looked up in external caches.", |r| {
+            float(r.load.lower_queries)
+        });
+        self.count("vllm:external_prefix_cache_hits", "Tokens found in external caches.", |r| {
+            float(lower(r.load))
+        });
         for (base, help) in [
-            ("vllm:external_prefix_cache_queries", "Tokens looked up in external caches."),
-            ("vllm:external_prefix_cache_hits", "Tokens found in external caches."),
             ("vllm:mm_cache_queries", "Items looked up in the multimodal cache."),
             ("vllm:mm_cache_hits", "Items found in the multimodal cache."),
         ] {
@@ -139,8 +143,8 @@ impl Page<'_> {
                 source("source=\"local_compute\"", |r| {
                     float(r.load.prompt_tokens.saturating_sub(r.load.cached_prompt_tokens))
                 }),
-                source("source=\"local_cache_hit\"", |r| float(r.load.cached_prompt_tokens)),
-                source("source=\"external_kv_transfer\"", |_| 0.0),
+                source("source=\"local_cache_hit\"", |r| float(on_device(r.load))),
+                source("source=\"external_kv_transfer\"", |r| float(lower(r.load))),
             ],
         );
         self.count("vllm:prompt_tokens_cached", "Prompt tokens from any cache.", |r| {
@@ -150,11 +154,11 @@ impl Page<'_> {
             "vllm:prompt_tokens_cached_by_source",
             "Prompt tokens from caches by tier.",
             &[
-                source("source=\"device\"", |r| float(r.load.cached_prompt_tokens)),
-                source("source=\"host\"", |_| 0.0),
+                source("source=\"device\"", |r| float(on_device(r.load))),
+                source("source=\"host\"", |r| float(r.load.host_hits)),
                 source("source=\"p2p\"", |_| 0.0),
-                source("source=\"disk\"", |_| 0.0),
-                source("source=\"external_unspecified\"", |_| 0.0),
+                source("source=\"disk\"", |r| float(r.load.disk_hits)),
+                source("source=\"external_unspecified\"", |r| float(r.load.shared_hits)),
             ],
         );
         self.count("vllm:generation_tokens", "Generated tokens.", |r| float(r.load.generation_tokens));
@@ -228,6 +232,16 @@ impl Page<'_> {
             self.out.sample(name, &labels, 1.0);
         }
     }
+}
+
+/// Prompt tokens read from tiers below the device.
+const fn lower(load: &Load) -> u64 {
+    load.host_hits + load.disk_hits + load.shared_hits
+}
+
+/// Cached prompt tokens that were on the device. (The tiers' hits count at admission, all others later.)
+const fn on_device(load: &Load) -> u64 {
+    load.cached_prompt_tokens.saturating_sub(lower(load))
 }
 
 /// One series of a counter.

@@ -131,10 +131,14 @@ async fn sglang(state: &Arc<State>, call: &Call) -> Option<Answer> {
         "/server_info" | "/get_server_info" if get => json(200, &info::sglang_server_info(state)),
         "/v1/loads" if get => json(200, &info::loads(state, &call.query)),
         "/flush_cache" if get || post => match state.driver.reset().await {
-            Ok(true) => plain(200, "Cache flushed.\nPlease check backend logs for more details.\n"),
+            Ok(true) => plain(
+                200,
+                "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n",
+            ),
             Ok(false) => plain(400, "Cache not flushed: requests are running or waiting.\n"),
             Err(_) => return Some(Err(stopped())),
         },
+        "/close_session" if post => empty(),
         "/abort_request" if post => return Some(abort(state, call).await),
         path if get && path.starts_with("/v1/models/") => {
             return Some(model(state, path.trim_start_matches("/v1/models/")));

@@ -1,16 +1,16 @@
 //! Random loads against naive oracles.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use tandem_engine_model::{
-    EngineConfig, EngineModel, Flavor, Output, Pass, PreemptionOrder, Prompt, Refusal, Request, RequestKey,
-    SchedulingPolicy,
+    EngineConfig, EngineModel, Flavor, LinkConfig, MemoryStore, Output, Pass, PreemptionOrder, Prompt,
+    Refusal, Request, RequestKey, SchedulingPolicy, TierConfig, TiersConfig, WritePolicy,
 };
-use tandem_types::{KvEvent, Time};
+use tandem_types::{KvEvent, Tier, Time};
 
-use crate::support::{config, drain, request, run};
+use crate::support::{config, request, run};
 
 const BLOCK: usize = 4;
 
@@ -91,12 +91,30 @@ proptest! {
 struct Mirror {
     copies: BTreeMap<u64, u32>,
     parents: BTreeMap<u64, Option<u64>>,
+    /// What lies below the device.
+    lower: BTreeSet<(Tier, u64)>,
+    /// Whether a cleared cache means those tiers, too.
+    clears_all: bool,
 }
 
 impl Mirror {
     fn apply(&mut self, events: &[KvEvent]) {
         for event in events {
             match event {
+                KvEvent::Stored(stored) if stored.tier != Tier::Device => {
+                    assert_eq!(stored.tokens.len(), stored.block_hashes.len() * BLOCK);
+                    if stored.echo {
+                        continue;
+                    }
+                    for hash in &stored.block_hashes {
+                        assert!(self.lower.insert((stored.tier, *hash)), "stored twice");
+                    }
+                }
+                KvEvent::Removed(removed) if removed.tier != Tier::Device => {
+                    for hash in &removed.block_hashes {
+                        assert!(self.lower.remove(&(removed.tier, *hash)), "only what was stored is removed");
+                    }
+                }
                 KvEvent::Stored(stored) => {
                     assert_eq!(stored.tokens.len(), stored.block_hashes.len() * BLOCK);
                     let mut parent = stored.parent;
@@ -116,7 +134,12 @@ impl Mirror {
                         *copies = copies.checked_sub(1).expect("as often as it was stored");
                     }
                 }
-                KvEvent::Cleared => self.copies.clear(),
+                KvEvent::Cleared => {
+                    self.copies.clear();
+                    if self.clears_all {
+                        self.lower.clear();
+                    }
+                }
             }
         }
         self.copies.retain(|_, copies| *copies > 0);
@@ -155,6 +178,26 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// None at all, or any of them; a block takes from nothing to 8 ms, which is nearly a prefill.
+fn tiers() -> impl Strategy<Value = TiersConfig> {
+    let speed = prop_oneof![Just(f64::INFINITY), Just(4.0), Just(0.5)];
+    let tier = || prop::option::of(4_u64..120);
+    let any = (tier(), tier(), any::<bool>(), any::<bool>(), speed).prop_map(
+        |(host, disk, shared, back, speed)| {
+            let link = LinkConfig { read_gb_s: speed, write_gb_s: speed };
+            let tier = |tokens: u64| TierConfig { tokens, link };
+            TiersConfig {
+                host: host.map(tier),
+                disk: disk.map(tier),
+                shared: shared.then_some(link),
+                policy: if back { WritePolicy::Back } else { WritePolicy::Through },
+                token_bytes: 1_000_000,
+            }
+        },
+    );
+    prop_oneof![1 => Just(TiersConfig::default()), 2 => any]
+}
+
 fn set_up() -> impl Strategy<Value = EngineConfig> {
     (
         (12_u32..40, 1_u32..9, 1_u32..40),
@@ -166,20 +209,24 @@ fn set_up() -> impl Strategy<Value = EngineConfig> {
             any::<bool>(),
             prop::bool::weighted(0.8),
         ),
+        tiers(),
     )
-        .prop_map(|((pool, seqs, budget), (sglang, priority, fifo, chunked, reserve, caching))| {
-            EngineConfig {
-                flavor: if sglang { Flavor::Sglang } else { Flavor::Vllm },
-                max_num_seqs: seqs,
-                max_num_batched_tokens: budget,
-                prefix_caching: caching,
-                chunked_prefill: chunked,
-                reserve_full_prompt: reserve,
-                policy: if priority { SchedulingPolicy::Priority } else { SchedulingPolicy::Fcfs },
-                preemption: if fifo { PreemptionOrder::Fifo } else { PreemptionOrder::Lifo },
-                ..config(pool)
-            }
-        })
+        .prop_map(
+            |((pool, seqs, budget), (sglang, priority, fifo, chunked, reserve, caching), tiers)| {
+                EngineConfig {
+                    tiers,
+                    flavor: if sglang { Flavor::Sglang } else { Flavor::Vllm },
+                    max_num_seqs: seqs,
+                    max_num_batched_tokens: budget,
+                    prefix_caching: caching,
+                    chunked_prefill: chunked,
+                    reserve_full_prompt: reserve,
+                    policy: if priority { SchedulingPolicy::Priority } else { SchedulingPolicy::Fcfs },
+                    preemption: if fifo { PreemptionOrder::Fifo } else { PreemptionOrder::Lifo },
+                    ..config(pool)
+                }
+            },
+        )
 }
 
 /// One request's life as a client sees it.
@@ -198,14 +245,18 @@ struct Bench {
     aborted: u64,
     prefilled: u64,
     log: Vec<Pass>,
+    now: Time,
+    store: MemoryStore,
 }
 
 impl Bench {
     fn new(set_up: EngineConfig) -> Self {
         Self {
+            mirror: Mirror { clears_all: set_up.flavor == Flavor::Sglang, ..Mirror::default() },
             engine: EngineModel::new(set_up).expect("usable"),
             lives: Vec::new(),
-            mirror: Mirror::default(),
+            now: Time::ZERO,
+            store: MemoryStore::new(20, 1.0),
             refused: 0,
             aborted: 0,
             prefilled: 0,
@@ -254,14 +305,20 @@ impl Bench {
 
     fn step(&mut self) -> bool {
         let mut pass = Pass::default();
-        let stepped = self.engine.step(Time::ZERO, &mut pass);
-        assert_eq!(stepped, self.lives.iter().any(|life| !life.ended));
-        if !stepped {
-            return false;
+        // Transfers end in their own time.
+        while !self.engine.step_with(self.now, &mut self.store, &mut pass) {
+            let Some(wake) = self.engine.wakes_at() else {
+                assert!(self.lives.iter().all(|life| life.ended), "nothing goes on");
+                return false;
+            };
+            assert!(wake > self.now || self.now == Time::ZERO, "time goes on");
+            self.now = wake;
         }
+        self.now = self.now.max(pass.starts_at);
         let config = self.engine.config();
         let (budget, sglang) = (config.max_num_batched_tokens, config.flavor == Flavor::Sglang);
-        assert!(pass.prefill_tokens + pass.decode_requests > 0, "a pass that does nothing");
+        let idle = pass.prefill_tokens + pass.decode_requests == 0;
+        assert!(!idle || !pass.events.is_empty(), "a pass that does nothing");
         if sglang {
             assert!(pass.prefill_tokens <= budget);
             assert!(pass.prefill_tokens == 0 || pass.decode_requests == 0);
@@ -294,6 +351,7 @@ impl Bench {
             load.context_tokens
                 <= u64::from(load.used_blocks) * BLOCK as u64 * u64::from(load.running.max(1))
         );
+        assert!(load.host_blocks <= load.host_total_blocks && load.disk_blocks <= load.disk_total_blocks);
         assert_eq!(load.prefill_tokens, self.prefilled);
         if config.prefix_caching {
             assert!(self.mirror.total() >= load.cached_blocks);
@@ -322,6 +380,8 @@ impl Bench {
             self.mirror.total(),
             "nothing is held: events tell all that is cached"
         );
+        let lower = |tier| self.mirror.lower.iter().filter(|(of, _)| *of == tier).count() as u32;
+        assert_eq!((load.host_blocks, load.disk_blocks), (lower(Tier::Host), lower(Tier::Disk)));
         let ends = load.finished_stop + load.finished_length + load.aborted + load.refused;
         assert_eq!(ends, self.lives.len() as u64);
         assert_eq!((load.aborted, load.refused), (self.aborted, self.refused));
@@ -333,7 +393,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// Any load on any set-up: limits hold, everything ends once, blocks are conserved, events tell the
-    /// truth, and a second run is identical: I-MDL-1, I-MDL-2, I-MDL-3, I-VLL-1, I-VLL-2, I-SGL-1, I-SGL-2,
+    /// truth, and a second run is identical: I-TIR-1, I-TIR-3, I-ADM-3, I-MDL-1, I-MDL-2, I-MDL-3, I-VLL-1, I-VLL-2, I-SGL-1, I-SGL-2,
     /// I-SGL-3, I-SGL-4, I-BLK-1.
     #[test]
     fn any_load_is_conserved_and_repeatable(set_up in set_up(), acts in prop::collection::vec(act(), 1..120)) {
@@ -363,7 +423,16 @@ proptest! {
                 engine.step(Time::ZERO, &mut Pass::default());
             }
         }
-        drain(&mut engine);
+        let (mut now, mut pass) = (Time::ZERO, Pass::default());
+        loop {
+            if engine.step(now, &mut pass) {
+                now = pass.ends_at;
+            } else if let Some(wake) = engine.wakes_at() {
+                now = wake;
+            } else {
+                break;
+            }
+        }
         let load = engine.load();
         prop_assert_eq!((load.running, load.waiting, load.used_blocks), (0, 0, 0));
     }

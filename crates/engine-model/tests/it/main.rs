@@ -6,3 +6,4 @@ mod published;
 mod scenarios;
 mod sglang;
 mod support;
+mod tiers;

@@ -141,10 +141,8 @@ impl Stream {
         chunk.put("created", &g.created);
         chunk.put("model", &g.asked.model);
         chunk.put("choices", choices);
-        if g.asked.continuous_usage {
+        if g.asked.continuous_usage && self.face.kind == MockKind::Vllm {
             chunk.put("usage", &running_usage(counts));
-        } else if self.face.kind == MockKind::Sglang {
-            chunk.put("usage", &Null);
         }
         chunk
     }
@@ -183,6 +181,9 @@ impl Stream {
     ) -> String {
         let choice = self.choice(g, run, delta, finish);
         let mut chunk = self.chunk(g, &[choice], counts);
+        if g.asked.continuous_usage && self.face.kind == MockKind::Sglang && finish.is_none() {
+            chunk.put("usage", &stream_usage(&self.face, counts));
+        }
         self.open -= usize::from(finish.is_some()).min(self.open);
         // The stream's last chunk carries it: this one, unless a usage chunk follows.
         if self.face.kind == MockKind::Vllm && self.open == 0 && !g.asked.include_usage {
@@ -198,11 +199,7 @@ impl Stream {
     fn delta(&self, role: Option<&str>, content: Option<&str>, calls: Option<Json>) -> Json {
         let mut delta = Object::default();
         if self.face.kind == MockKind::Sglang {
-            delta.put("role", &role);
-            delta.put("content", &content);
             delta.put("reasoning_content", &Null);
-            delta.put("tool_calls", &calls.map(|call| [call]));
-            return delta.end();
         }
         if let Some(role) = role {
             delta.put("role", role);
@@ -272,6 +269,15 @@ impl Render for Stream {
                 self.delta(None, None, Some(call))
             }
         };
+        if self.face.kind == MockKind::Sglang && last {
+            // The reason has a chunk of its own.
+            if !matches!(r.answer.delta(index), Delta::Nothing) {
+                out.push(self.send(g, run, &delta, None, counts));
+            }
+            let empty = self.delta(None, None, None);
+            out.push(self.send(g, run, &empty, finish, counts));
+            return;
+        }
         out.push(self.send(g, run, &delta, finish, counts));
     }
 

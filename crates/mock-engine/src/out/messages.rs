@@ -101,15 +101,28 @@ impl Stream {
     fn open(&mut self, part: usize, block: Json, out: &mut Vec<String>) {
         self.close(out);
         self.open = Some(part);
-        let start = object! { "type": "content_block_start", "content_block": block, "index": self.blocks };
+        let index = self.blocks;
         self.blocks += 1;
-        out.push(event("content_block_start", &start));
+        self.part("content_block_start", index, "content_block", &block, out);
     }
 
     fn delta(&self, delta: Json, out: &mut Vec<String>) {
         let index = self.blocks.saturating_sub(1);
-        let delta = object! { "type": "content_block_delta", "delta": delta, "index": index };
-        out.push(event("content_block_delta", &delta));
+        self.part("content_block_delta", index, "delta", &delta, out);
+    }
+
+    /// SGLang says the index first, vLLM last.
+    fn part(&self, name: &str, index: u32, what: &str, value: &Json, out: &mut Vec<String>) {
+        let mut part = Object::default();
+        part.put("type", name);
+        if self.face.kind == MockKind::Sglang {
+            part.put("index", &index);
+        }
+        part.put(what, value);
+        if self.face.kind == MockKind::Vllm {
+            part.put("index", &index);
+        }
+        out.push(event(name, &part.end()));
     }
 
     fn json_delta(&self, arguments: &str, out: &mut Vec<String>) {
@@ -121,17 +134,19 @@ impl Stream {
 
 impl Render for Stream {
     fn head(&mut self, g: &Generation, counts: Counts, out: &mut Vec<String>) {
-        let message = object! {
-            "id": id(&self.face, g),
-            "type": "message",
-            "role": "assistant",
-            "content": Vec::<Json>::new(),
-            "model": g.asked.model,
-            "stop_reason": Null,
-            "stop_sequence": Null,
-            "usage": object! { "input_tokens": counts.prompt, "output_tokens": 0_u32 },
-        };
-        out.push(event("message_start", &object! { "type": "message_start", "message": message }));
+        let mut message = Object::default();
+        message.put("id", &id(&self.face, g));
+        message.put("type", "message");
+        message.put("role", "assistant");
+        message.put("content", &Vec::<Json>::new());
+        message.put("model", &g.asked.model);
+        if self.face.kind == MockKind::Vllm {
+            message.put("stop_reason", &Null);
+            message.put("stop_sequence", &Null);
+        }
+        message.put("usage", &object! { "input_tokens": counts.prompt, "output_tokens": 0_u32 });
+        let start = object! { "type": "message_start", "message": message.end() };
+        out.push(event("message_start", &start));
     }
 
     fn token(&mut self, g: &Generation, run: usize, index: usize, _: Counts, out: &mut Vec<String>) {
@@ -173,12 +188,18 @@ impl Render for Stream {
     fn end(&mut self, _: &Generation, counts: Counts, out: &mut Vec<String>) {
         self.close(out);
         let (reason, sequence) = self.ending.take().unwrap_or(("end_turn", None));
-        let delta = object! {
-            "type": "message_delta",
-            "delta": object! { "stop_reason": reason, "stop_sequence": sequence },
-            "usage": usage(&self.face, counts),
+        let mut delta = Object::default();
+        delta.put("stop_reason", reason);
+        // SGLang leaves out what is not there.
+        if self.face.kind == MockKind::Vllm || sequence.is_some() {
+            delta.put("stop_sequence", &sequence);
+        }
+        let usage = match self.face.kind {
+            MockKind::Vllm => usage(&self.face, counts),
+            MockKind::Sglang => object! { "output_tokens": counts.completion },
         };
-        out.push(event("message_delta", &delta));
+        let last = object! { "type": "message_delta", "delta": delta.end(), "usage": usage };
+        out.push(event("message_delta", &last));
         out.push(event("message_stop", &object! { "type": "message_stop" }));
     }
 }

@@ -3,7 +3,7 @@
 use super::{DONE, Face, Render, data, matched_stop};
 use crate::answer::{Delta, Ending};
 use crate::generate::{Counts, Generation, Run};
-use crate::json::{Json, Null, Object, object};
+use crate::json::{Json, Object, object};
 
 fn finish(ending: &Ending, tokens: usize) -> Json {
     match ending {
@@ -38,7 +38,11 @@ fn meta(face: &Face, g: &Generation, run: &Run, tokens: usize, counts: Counts, f
     meta.put("completion_tokens", &tokens);
     meta.put("cached_tokens", &counts.cached);
     meta.put("weight_versions", &weights);
-    meta.put("cached_tokens_details", &Null);
+    let details = object! {
+        "device": counts.cached.saturating_sub(counts.loaded),
+        "host": counts.loaded,
+    };
+    meta.put("cached_tokens_details", &(counts.cached > 0).then_some(details));
     meta.put("dp_rank", &g.asked.rank);
     meta.put("e2e_latency", &elapsed);
     meta.put("request_received_ts", &received);

@@ -50,7 +50,11 @@ impl Reply {
 
 impl Client {
     pub(crate) fn new(engine: &MockEngine) -> Self {
-        Self { pool: Pool::builder(TokioExecutor::new()).build_http(), base: engine.url() }
+        Self::at(engine.url())
+    }
+
+    pub(crate) fn at(base: String) -> Self {
+        Self { pool: Pool::builder(TokioExecutor::new()).build_http(), base }
     }
 
     pub(crate) async fn send(

@@ -19,7 +19,7 @@ fn slices(parts: &[Vec<u8>]) -> Vec<&[u8]> {
     parts.iter().map(Vec::as_slice).collect()
 }
 
-async fn subscribe(endpoint: &str) -> SubSocket {
+pub(crate) async fn subscribe(endpoint: &str) -> SubSocket {
     let mut socket = SubSocket::new();
     socket.connect(endpoint).await.expect("connected");
     socket.subscribe("").await.expect("subscribed");
@@ -27,7 +27,7 @@ async fn subscribe(endpoint: &str) -> SubSocket {
 }
 
 /// The next message: topic, sequence number, payload.
-async fn next(socket: &mut SubSocket) -> (Vec<u8>, u64, Vec<u8>) {
+pub(crate) async fn next(socket: &mut SubSocket) -> (Vec<u8>, u64, Vec<u8>) {
     let message = tokio::time::timeout(Duration::from_secs(10), socket.recv()).await.expect("in time");
     let parts = parts(&message.expect("a message"));
     let frames = slices(&parts);
@@ -36,7 +36,7 @@ async fn next(socket: &mut SubSocket) -> (Vec<u8>, u64, Vec<u8>) {
 }
 
 /// All kept batches from `start` on.
-async fn replay(endpoint: &str, start: u64) -> BTreeMap<u64, Vec<u8>> {
+pub(crate) async fn replay(endpoint: &str, start: u64) -> BTreeMap<u64, Vec<u8>> {
     let mut socket = DealerSocket::new();
     socket.connect(endpoint).await.expect("connected");
     let frames: Vec<bytes::Bytes> = replay_request(start).into_iter().map(Into::into).collect();
@@ -56,14 +56,14 @@ async fn replay(endpoint: &str, start: u64) -> BTreeMap<u64, Vec<u8>> {
     }
 }
 
-fn events(payload: &[u8]) -> Vec<KvEvent> {
+pub(crate) fn events(payload: &[u8]) -> Vec<KvEvent> {
     let decoded = decode(payload).expect("a batch");
     assert_eq!((decoded.skipped.total(), decoded.batch.rank), (0, Some(0)));
     decoded.batch.events
 }
 
 /// Stores in order, each checked to continue what is known.
-fn stored(payloads: &BTreeMap<u64, Vec<u8>>) -> Vec<BlockStored> {
+pub(crate) fn stored(payloads: &BTreeMap<u64, Vec<u8>>) -> Vec<BlockStored> {
     payloads
         .values()
         .flat_map(|payload| events(payload))

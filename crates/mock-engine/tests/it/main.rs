@@ -10,3 +10,5 @@ mod refusals;
 mod scripts;
 mod shape;
 mod shapes;
+mod store;
+mod tiers;

@@ -89,7 +89,7 @@ async fn wrong_bodies_get_a_400_in_the_form_of_their_api() {
                     assert_eq!(answer["type"], "error");
                     &answer["error"]["message"]
                 }
-                (_, MockKind::Vllm) => {
+                (_, MockKind::Vllm) | ("/v1/responses", _) => {
                     assert_eq!(answer["error"]["code"], 400);
                     &answer["error"]["message"]
                 }

@@ -102,6 +102,39 @@ async fn vllm_streams() {
     }
 }
 
+/// Captured from SGLang 0.5.23 on a CPU, with the requests given here.
+#[tokio::test]
+async fn sglang_streams() {
+    let engine = start(MockKind::Sglang).await;
+    let client = Client::new(&engine);
+    let chat = |usage: Value| json!({"messages": hello(), "max_tokens": 4, "ignore_eos": true, "stream": true, "stream_options": usage});
+    for (path, body, sample) in [
+        (
+            "/v1/chat/completions",
+            chat(json!({"include_usage": true})),
+            include_str!("../fixtures/sglang/chat-stream-usage.sse"),
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"include_usage": true, "continuous_usage_stats": true})),
+            include_str!("../fixtures/sglang/chat-stream-continuous.sse"),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": hello(), "max_tokens": 6, "stream": true}),
+            include_str!("../fixtures/sglang/messages-stream.sse"),
+        ),
+    ] {
+        let reply = client.post(path, &body).await;
+        assert_eq!(reply.headers["content-type"], "text/event-stream; charset=utf-8");
+        assert_eq!(of_stream(reply.text()), of_stream(sample), "{path}");
+    }
+    let long = json!({"input": "word ".repeat(12_000), "max_output_tokens": 4});
+    let reply = client.post("/v1/responses", &long).await;
+    let sample = include_str!("../fixtures/sglang/err-responses-toolong.json");
+    assert_eq!((reply.status.as_u16(), of(reply.text())), (400, of(sample)));
+}
+
 #[tokio::test]
 async fn sglang_answers() {
     let engine = start(MockKind::Sglang).await;
