@@ -24,6 +24,8 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
     ("lineage", true, &["types"]),
     ("trace", true, &["types"]),
     ("engine-model", true, &["types"]),
+    ("workload", true, &["types", "trace"]),
+    ("simulate", true, &["types", "engine-model", "scheduler", "workload"]),
     ("scheduler", true, &["types", "routing"]),
     ("prompt", false, &["types"]),
     ("engines", false, &["types", "kvwire"]),

@@ -1,0 +1,490 @@
+//! The event loop.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tandem_engine_model::{EngineModel, Namespace, Output, Pass, Prompt, Request, RequestKey};
+use tandem_scheduler::{Effect, Input, Scheduler, TurnArrival, TurnOutcome, TurnResult};
+use tandem_types::{
+    EngineId, EngineKind, MatchSource, PrefixMatch, ProgramKey, RequestClass, RouteWishes, Time, TurnId,
+    Usage, WorkerId, WorkerInfo, WorkerPrefix,
+};
+use tandem_workload::{Trigger, Workload};
+
+use crate::clients::{Ask, Clients, Order, skipped};
+use crate::config::{Arrivals, SimConfig, SimError};
+use crate::measure::{Done, Measure};
+use crate::report::Report;
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// The fleet's clock.
+    pub now: Time,
+    /// Requests answered so far.
+    pub completed: u64,
+}
+
+/// What happens next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A worker's pass is over.
+    PassEnds(u32),
+    /// A client sends a request.
+    Send(Ask),
+    /// A lane takes its next play.
+    Lane(u32),
+    /// A recorded play begins.
+    Play(u32),
+}
+
+/// A turn under way.
+#[derive(Debug)]
+struct Live {
+    ask: Ask,
+    program: ProgramKey,
+    ids: Arc<[u64]>,
+    /// When the client sent it first.
+    sent: Time,
+    held_since: Option<Time>,
+    held: Option<Duration>,
+    worker: Option<u32>,
+    first: Option<Time>,
+    cached: u32,
+    ideal: u32,
+}
+
+struct Engine {
+    model: EngineModel,
+    pass: Pass,
+    running: bool,
+    turns: u64,
+}
+
+/// Simulates one point. `progress` is called now and then.
+///
+/// # Errors
+/// [`SimError`].
+pub fn run(
+    workload: &Workload,
+    config: &SimConfig,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report, SimError> {
+    config.check()?;
+    if workload.nodes.is_empty() {
+        return Err(SimError::Empty);
+    }
+    let mut sim = Sim::new(workload, config)?;
+    sim.begin();
+    let mut last = 0;
+    while sim.step() {
+        if sim.completed >= last + 1000 {
+            last = sim.completed;
+            progress(Progress { now: sim.now, completed: sim.completed });
+        }
+    }
+    Ok(sim.end())
+}
+
+struct Sim<'a> {
+    config: &'a SimConfig,
+    now: Time,
+    queue: BinaryHeap<Reverse<(Time, u64, Event)>>,
+    /// Makes events of one time come in the order in which they were made.
+    age: u64,
+    clients: Clients<'a>,
+    order: Order,
+    scheduler: Scheduler,
+    effects: Vec<Effect>,
+    engines: Vec<Engine>,
+    turns: BTreeMap<TurnId, Live>,
+    next_turn: u64,
+    held: u32,
+    measure: Measure,
+    completed: u64,
+    due: Vec<(Time, Ask)>,
+    stop_at: Option<Time>,
+    /// Requests that are sent and not answered.
+    open: usize,
+    /// When requests that come back after a refusal were sent first.
+    first_sent: BTreeMap<Ask, Time>,
+}
+
+impl<'a> Sim<'a> {
+    fn new(workload: &'a Workload, config: &'a SimConfig) -> Result<Self, SimError> {
+        let engine = || -> Result<Engine, SimError> {
+            let model = EngineModel::new(config.engine.clone())?;
+            Ok(Engine { model, pass: Pass::default(), running: false, turns: 0 })
+        };
+        let engines = (0..config.workers).map(|_| engine()).collect::<Result<_, _>>()?;
+        let from = Time::ZERO + config.warmup;
+        let until = config.duration.map(|duration| from + duration);
+        let clients = Clients::new(workload);
+        Ok(Self {
+            order: Order::new(clients.plan.plays(), config.seed),
+            config,
+            now: Time::ZERO,
+            queue: BinaryHeap::new(),
+            age: 0,
+            clients,
+            scheduler: Scheduler::new(config.scheduler.clone(), config.seed)?,
+            effects: Vec::new(),
+            engines,
+            turns: BTreeMap::new(),
+            next_turn: 0,
+            held: 0,
+            measure: Measure::new(from, until),
+            completed: 0,
+            due: Vec::new(),
+            stop_at: until,
+            open: 0,
+            first_sent: BTreeMap::new(),
+        })
+    }
+
+    fn at(&mut self, time: Time, event: Event) {
+        self.age += 1;
+        self.queue.push(Reverse((time, self.age, event)));
+    }
+
+    fn begin(&mut self) {
+        let engine = &self.config.engine;
+        let info = WorkerInfo {
+            kind: EngineKind::Vllm,
+            models: Vec::new(),
+            kv_capacity_tokens: Some(u64::from(engine.pool_blocks) * u64::from(engine.block_size)),
+            ..WorkerInfo::new(EngineKind::Vllm)
+        };
+        for index in 0..self.config.workers {
+            self.tell(Input::WorkerUp { worker: worker(index), info: info.clone() });
+        }
+        match self.config.arrivals {
+            Arrivals::Lanes { lanes } => {
+                for lane in 0..lanes {
+                    self.at(Time::ZERO, Event::Lane(lane));
+                }
+            }
+            Arrivals::Recorded { speedup } => {
+                let starts: Vec<Duration> =
+                    self.clients.plan.workload.plays.iter().map(|play| play.starts).collect();
+                for (index, starts) in (0u32..).zip(starts) {
+                    self.at(Time::ZERO + starts.div_f64(speedup), Event::Play(index));
+                }
+            }
+        }
+    }
+
+    /// Does what happens next; false at the end of the run.
+    fn step(&mut self) -> bool {
+        let next = self.queue.peek().map(|Reverse((time, _, _))| *time);
+        let deadline = self.scheduler.next_deadline().filter(|_| self.held > 0);
+        let Some(mut time) = [next, deadline].into_iter().flatten().min() else { return false };
+        if self.stop_at.is_some_and(|stop| time >= stop) {
+            self.now = self.stop_at.unwrap_or(time);
+            return false;
+        }
+        if self.open == 0 {
+            let skip = skipped(self.now, time, self.config.idle_cap);
+            if !skip.is_zero() {
+                // All clocks move on together.
+                let events = std::mem::take(&mut self.queue).into_vec();
+                self.queue = events
+                    .into_iter()
+                    .map(|Reverse((at, age, event))| Reverse((at - skip, age, event)))
+                    .collect();
+                time = time - skip;
+            }
+        }
+        self.move_to(time);
+        if deadline.is_some_and(|deadline| deadline <= time) && next.is_none_or(|next| next > time) {
+            self.scheduler.handle_timeout(time, &mut self.effects);
+            self.carry_out();
+            return true;
+        }
+        let Some(Reverse((_, _, event))) = self.queue.pop() else { return false };
+        match event {
+            Event::PassEnds(index) => self.pass_ends(index),
+            Event::Send(ask) => self.send(ask),
+            Event::Lane(lane) => self.lane(lane),
+            Event::Play(play) => self.begin_play(play as usize, 0, 0),
+        }
+        true
+    }
+
+    /// Time passes: workers that stand still while turns are held are noted.
+    fn move_to(&mut self, time: Time) {
+        if self.held > 0 {
+            let still = self.engines.iter().filter(|engine| !engine.running).count();
+            self.measure.stood_still(u32::try_from(still).unwrap_or(u32::MAX), self.now, time);
+        }
+        self.now = self.now.max(time);
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.scheduler.handle(self.now, input, &mut self.effects);
+        self.carry_out();
+    }
+
+    fn lane(&mut self, lane: u32) {
+        // Without a bound in time every play runs once.
+        if self.config.duration.is_none() && self.order.drawn() >= self.clients.plan.plays() {
+            return;
+        }
+        let (play, round) = self.order.draw();
+        self.begin_play(play, lane, round);
+    }
+
+    fn begin_play(&mut self, play: usize, lane: u32, round: u32) {
+        let mut due = std::mem::take(&mut self.due);
+        self.clients.begin(play, lane, round, self.now, &mut due);
+        self.schedule(due);
+    }
+
+    fn schedule(&mut self, mut due: Vec<(Time, Ask)>) {
+        for (time, ask) in due.drain(..) {
+            self.at(time, Event::Send(ask));
+        }
+        self.due = due;
+    }
+
+    fn send(&mut self, ask: Ask) {
+        let Some(node) = self.clients.plan.node(ask.node) else { return };
+        let Some(program) = self.clients.program(ask, node.session) else { return };
+        let Some(ids) = self.clients.prompt(ask, self.config.engine.block_size) else { return };
+        let ideal = self.measure.ideal(&ids, node.input_tokens, self.config.engine.block_size);
+        let live = Live {
+            ask,
+            program,
+            ids,
+            sent: self.first_sent.remove(&ask).unwrap_or(self.now),
+            held_since: None,
+            held: None,
+            worker: None,
+            first: None,
+            cached: 0,
+            ideal,
+        };
+        self.open += 1;
+        self.arrive(live);
+    }
+
+    /// A turn comes to the scheduler: for the first time, or again after a refusal.
+    fn arrive(&mut self, live: Live) {
+        let Some(node) = self.clients.plan.node(live.ask.node) else { return };
+        let parent = self.clients.plan.workload.session(node.session).and_then(|session| session.parent);
+        let group =
+            self.clients.plan.workload.session(node.session).and_then(|session| session.group.clone());
+        self.next_turn += 1;
+        let turn = TurnId(self.next_turn);
+        let arrival = TurnArrival {
+            turn,
+            program: Some(live.program.clone()),
+            parent: parent.and_then(|parent| self.clients.program(live.ask, parent)),
+            group: group.and_then(|group| tandem_types::GroupId::new(&group).ok()),
+            session_final: self.config.announce_end && self.clients.plan.is_last(live.ask.node),
+            class: RequestClass::Turn,
+            retry_key: None,
+            model: None,
+            input_tokens_estimate: u64::from(node.input_tokens),
+            prefix: self.prefix(&live),
+            wishes: RouteWishes::none(),
+            max_output_tokens: Some(u64::from(node.output_tokens)),
+            hold_max: self.config.hold_max,
+        };
+        self.turns.insert(turn, live);
+        self.tell(Input::TurnArrived(arrival));
+    }
+
+    /// Where the prompt's KV lies, exactly and at once.
+    fn prefix(&self, live: &Live) -> PrefixMatch {
+        let Some(request) = self.request(RequestKey(0), live) else { return PrefixMatch::unknown() };
+        let block_size = self.config.engine.block_size;
+        let mut workers = Vec::new();
+        for (index, engine) in (0u32..).zip(&self.engines) {
+            let blocks = engine.model.cached_prefix(&request) / block_size;
+            if blocks > 0 {
+                workers.push(WorkerPrefix {
+                    worker: worker(index),
+                    device: blocks,
+                    host: blocks,
+                    disk: blocks,
+                    source: MatchSource::Exact,
+                });
+            }
+        }
+        let blocks = request.prompt.len() / block_size;
+        PrefixMatch { block_size, blocks, workers, ..PrefixMatch::unknown() }
+    }
+
+    fn request(&self, id: RequestKey, live: &Live) -> Option<Request> {
+        let node = self.clients.plan.node(live.ask.node)?;
+        Some(Request {
+            id,
+            prompt: Prompt::Blocks { ids: Arc::clone(&live.ids), tokens: node.input_tokens },
+            output: Output::Seeded { seed: id.0, tokens: node.output_tokens },
+            max_output_tokens: node.output_tokens,
+            priority: -node.priority,
+            namespace: Namespace::default(),
+            session: None,
+            arrival: self.now,
+        })
+    }
+
+    fn carry_out(&mut self) {
+        let mut effects = std::mem::take(&mut self.effects);
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Dispatch { turn, worker, .. } => self.dispatch(turn, worker),
+                Effect::Hold { turn, .. } => {
+                    if let Some(live) = self.turns.get_mut(&turn) {
+                        live.held_since = Some(self.now);
+                        self.held += 1;
+                    }
+                }
+                Effect::Reject { turn, retry_after, .. } => self.refused(turn, retry_after),
+                Effect::Cancel { .. } | Effect::Supersede { .. } | Effect::Record(_) => {}
+            }
+        }
+        // What was done above asked for nothing more: passes only end in events of their own.
+        self.effects = effects;
+    }
+
+    fn let_go(&mut self, turn: TurnId) {
+        if let Some(live) = self.turns.get_mut(&turn)
+            && let Some(since) = live.held_since.take()
+        {
+            live.held = Some(live.held.unwrap_or_default() + self.now.since(since));
+            self.held -= 1;
+        }
+    }
+
+    fn dispatch(&mut self, turn: TurnId, to: WorkerId) {
+        self.let_go(turn);
+        let Some(live) = self.turns.get(&turn) else { return };
+        let Some(request) = self.request(RequestKey(turn.0), live) else { return };
+        let ask = live.ask;
+        let index = to.engine.0;
+        let Some(engine) = self.engines.get_mut(index as usize) else { return };
+        engine.turns += 1;
+        if engine.model.submit(request).is_err() {
+            // Longer than the engine takes: it is answered with an error, and the client gives up on it.
+            self.finish(turn, None);
+            return;
+        }
+        if let Some(live) = self.turns.get_mut(&turn) {
+            live.worker = Some(index);
+        }
+        let mut due = std::mem::take(&mut self.due);
+        self.clients.came(ask, Trigger::Dispatch, self.now, &mut due);
+        self.schedule(due);
+        self.start_pass(index);
+    }
+
+    fn refused(&mut self, turn: TurnId, retry_after: Duration) {
+        self.let_go(turn);
+        self.measure.refusals += 1;
+        let Some(live) = self.turns.remove(&turn) else { return };
+        // The client's clock goes on; it asks again when it was told to.
+        self.first_sent.insert(live.ask, live.sent);
+        self.at(self.now + retry_after, Event::Send(live.ask));
+        self.open -= 1;
+    }
+
+    fn start_pass(&mut self, index: u32) {
+        let Some(engine) = self.engines.get_mut(index as usize) else { return };
+        if engine.running || !engine.model.step(self.now, &mut engine.pass) {
+            return;
+        }
+        engine.running = true;
+        let ends = engine.pass.ends_at;
+        self.at(ends, Event::PassEnds(index));
+    }
+
+    fn pass_ends(&mut self, index: u32) {
+        let Some(engine) = self.engines.get_mut(index as usize) else { return };
+        // The next pass begins when all that this one brought has been dealt with.
+        let pass = std::mem::take(&mut engine.pass);
+        for output in &pass.outputs {
+            let turn = TurnId(output.id.0);
+            if output.index == 0 {
+                if let Some(live) = self.turns.get_mut(&turn) {
+                    live.first = Some(self.now);
+                    live.cached = output.cached_tokens;
+                }
+                self.tell(Input::TurnStarted { turn });
+                self.tell(Input::FirstToken { turn });
+            }
+            if output.finish.is_some() {
+                self.finish(turn, Some(output.index + 1));
+            }
+        }
+        if let Some(engine) = self.engines.get_mut(index as usize) {
+            engine.pass = pass;
+            engine.running = false;
+        }
+        self.start_pass(index);
+    }
+
+    fn finish(&mut self, turn: TurnId, output: Option<u32>) {
+        let Some(live) = self.turns.remove(&turn) else { return };
+        let Some(node) = self.clients.plan.node(live.ask.node) else { return };
+        self.open -= 1;
+        self.completed += 1;
+        let usage = output.map(|output| Usage {
+            input_tokens: u64::from(node.input_tokens),
+            output_tokens: u64::from(output),
+            cached_tokens: Some(u64::from(live.cached)),
+            reasoning_tokens: None,
+        });
+        if let (Some(output), Some(first)) = (output, live.first) {
+            self.measure.done(&Done {
+                program: &live.program,
+                sent: live.sent,
+                first,
+                last: self.now,
+                held: live.held,
+                input: node.input_tokens,
+                output,
+                cached: live.cached,
+                ideal: live.ideal,
+            });
+            self.measure.computed(&live.ids);
+        }
+        let outcome = TurnOutcome {
+            result: if output.is_some() { TurnResult::Finished } else { TurnResult::Refused },
+            usage,
+            tool_calls: u32::from(node.tools),
+        };
+        let mut due = std::mem::take(&mut self.due);
+        self.clients.came(live.ask, Trigger::Completion, self.now, &mut due);
+        self.schedule(due);
+        if let Some(ended) = self.clients.over(live.ask) {
+            self.measure.plays += u64::from(self.measure.measures(self.now));
+            if matches!(self.config.arrivals, Arrivals::Lanes { .. }) {
+                self.at(self.now, Event::Lane(ended.lane));
+            }
+        }
+        self.tell(Input::TurnEnded { turn, outcome });
+    }
+
+    fn end(mut self) -> Report {
+        for live in self.turns.values() {
+            self.measure.unserved(&live.program, live.sent, self.now);
+        }
+        let unserved = self.turns.len() as u64;
+        let loads: Vec<_> = self.engines.iter().map(|engine| engine.model.load()).collect();
+        Report {
+            unserved_requests: unserved,
+            preemptions: loads.iter().map(|load| load.preemptions).sum(),
+            worker_turns: self.engines.iter().map(|engine| engine.turns).collect(),
+            simulated_requests: self.completed,
+            ..self.measure.report(self.now, self.config.workers)
+        }
+    }
+}
+
+const fn worker(index: u32) -> WorkerId {
+    WorkerId { engine: EngineId(index), rank: 0 }
+}
