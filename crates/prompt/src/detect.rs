@@ -61,13 +61,16 @@ struct Loop<'a> {
     macros: Vec<usize>,
 }
 
+/// An argument of a call, with its name where it has one.
+type Argument<'a> = (Option<&'a str>, Access<'a>);
+
 /// A template's loops, assignments, macros and calls, in the order of its text.
 #[derive(Debug, Default)]
 struct Facts<'a> {
     loops: Vec<Loop<'a>>,
     sets: Vec<(Option<&'a str>, Access<'a>)>,
     macros: Vec<(&'a str, Vec<&'a str>)>,
-    calls: Vec<(&'a str, Vec<(Option<&'a str>, Access<'a>)>)>,
+    calls: Vec<(&'a str, Vec<Argument<'a>>)>,
     inside: Vec<usize>,
 }
 
@@ -220,8 +223,7 @@ impl<'a> Facts<'a> {
         let mut at = 0;
         while let Some(list) = lists.get(at).copied() {
             at += 1;
-            for (target, value) in self.sets.iter().filter(|(_, value)| value.is_var(list)) {
-                debug_assert!(value.is_var(list));
+            for (target, _) in self.sets.iter().filter(|(_, value)| value.is_var(list)) {
                 if known.insert((*target)?) {
                     lists.push((*target)?);
                 }

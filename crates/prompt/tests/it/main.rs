@@ -1,4 +1,11 @@
 //! Prompts against those of real engines, and tokens against tokenizing from scratch.
+#![expect(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of tests fail by panicking, and the comparison says how much it compared"
+)]
 
 mod bodies;
 mod corpus;
