@@ -156,6 +156,18 @@ fn appended_text_costs_its_own_length() {
     assert_eq!(words.tokens(&text(&"hello <s>".repeat(201)), Some(&first.memo)).unwrap().reused, 0);
 }
 
+/// I-PRM-5: what follows a place to cut may show that no token began there: `<s>`, `<s>` and then `x` are one.
+#[test]
+fn a_longer_token_takes_back_a_cut() {
+    let (_, words) = &MODELS[1];
+    let before = format!("<s>{}<s><s>", "a".repeat(252));
+    let memo = words.tokens(&text(&before), None).unwrap().memo;
+    let after = text(&(before + "x"));
+    let scratch = words.tokens(&after, None).unwrap().ids;
+    assert_eq!(words.tokens(&after, Some(&memo)).unwrap().ids, scratch);
+    assert_eq!(scratch.last(), Some(&4));
+}
+
 /// The tokenizer's own special tokens go around a text where the engine adds them, and only there.
 #[test]
 fn special_tokens_go_around_a_text() {
