@@ -1,11 +1,12 @@
 //! Workers by number, with a state for each that only one thread changes at a time.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use tandem_types::WorkerId;
 
 use super::span::WORKER_END;
+use crate::spread::Spread;
 
 /// One worker's place.
 #[derive(Debug)]
@@ -23,9 +24,17 @@ impl<S> Slot<S> {
 
 #[derive(Debug)]
 struct Inner<S> {
-    slots: BTreeMap<WorkerId, Arc<Slot<S>>>,
+    numbers: HashMap<WorkerId, u32, Spread>,
+    /// By number; `None` = the number is free.
+    slots: Vec<Option<Arc<Slot<S>>>>,
     names: Vec<WorkerId>,
     free: Vec<u32>,
+}
+
+impl<S> Inner<S> {
+    fn slot(&self, worker: WorkerId) -> Option<&Arc<Slot<S>>> {
+        self.slots.get(*self.numbers.get(&worker)? as usize)?.as_ref()
+    }
 }
 
 #[derive(Debug)]
@@ -43,7 +52,12 @@ impl<S> Names<'_, S> {
 
 impl<S: From<u32>> Roster<S> {
     pub(super) fn new() -> Self {
-        Self(RwLock::new(Inner { slots: BTreeMap::new(), names: Vec::new(), free: Vec::new() }))
+        Self(RwLock::new(Inner {
+            numbers: HashMap::default(),
+            slots: Vec::new(),
+            names: Vec::new(),
+            free: Vec::new(),
+        }))
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner<S>> {
@@ -55,7 +69,7 @@ impl<S: From<u32>> Roster<S> {
     }
 
     fn slot(&self, worker: WorkerId) -> Option<Arc<Slot<S>>> {
-        self.read().slots.get(&worker).cloned()
+        self.read().slot(worker).cloned()
     }
 
     /// Runs `f` on the state of a worker, if it is known.
@@ -80,7 +94,7 @@ impl<S: From<u32>> Roster<S> {
 
     /// Runs `f` on the states of all workers, one after the other.
     pub(super) fn each(&self, mut f: impl FnMut(&mut S)) {
-        let slots: Vec<Arc<Slot<S>>> = self.read().slots.values().cloned().collect();
+        let slots: Vec<Arc<Slot<S>>> = self.read().slots.iter().flatten().cloned().collect();
         for slot in slots {
             if let Some(state) = slot.lock().as_mut() {
                 f(state);
@@ -95,25 +109,32 @@ impl<S: From<u32>> Roster<S> {
         let Some(mut gone) = state.take() else { return };
         empty(&mut gone);
         let mut inner = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        inner.slots.remove(&worker);
+        inner.numbers.remove(&worker);
+        if let Some(place) = inner.slots.get_mut(slot.number as usize) {
+            *place = None;
+        }
         inner.free.push(slot.number);
     }
 
     fn register(&self, worker: WorkerId) -> Option<Arc<Slot<S>>> {
         let mut inner = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = inner.slots.get(&worker) {
+        if let Some(slot) = inner.slot(worker) {
             return Some(slot.clone());
         }
         let number = match inner.free.pop() {
             Some(number) => number,
             None => u32::try_from(inner.names.len()).ok().filter(|n| *n < WORKER_END)?,
         };
-        match inner.names.get_mut(number as usize) {
-            Some(name) => *name = worker,
-            None => inner.names.push(worker),
-        }
         let slot = Arc::new(Slot { number, state: Mutex::new(Some(S::from(number))) });
-        inner.slots.insert(worker, slot.clone());
+        let Inner { numbers, slots, names, .. } = &mut *inner;
+        numbers.insert(worker, number);
+        match (names.get_mut(number as usize), slots.get_mut(number as usize)) {
+            (Some(name), Some(place)) => (*name, *place) = (worker, Some(slot.clone())),
+            _ => {
+                names.push(worker);
+                slots.push(Some(slot.clone()));
+            }
+        }
         Some(slot)
     }
 }

@@ -202,7 +202,8 @@ impl Routes {
         }
         if after < before {
             self.blocks -= (before - after) as usize;
-            forest.drop_blocks(run, self.number, 0, after..before, |_| {});
+            let positions: Vec<u32> = (after..before).collect();
+            forest.drop_blocks(run, self.number, 0, &positions, |_, _| {});
         }
     }
 }

@@ -107,6 +107,25 @@ pub(super) enum Unplaced {
     Full,
 }
 
+/// What is known of runs that branch off where blocks are to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Branches {
+    Unknown,
+    /// Their number does not grow: the stripe is held.
+    Still,
+    /// As before, and none starts with the blocks.
+    None,
+}
+
+/// Where blocks went.
+enum Followed {
+    Piece(Piece),
+    /// Nowhere yet: a run of theirs is to be made, and its parent knows of it.
+    Branched,
+    /// Nowhere: there may be a run of theirs.
+    Unsure,
+}
+
 #[derive(Debug)]
 pub(super) struct Forest {
     shards: Vec<RwLock<Shard>>,
@@ -134,6 +153,22 @@ const fn short(n: usize) -> u32 {
     n as u32
 }
 
+/// How many of the first positions follow each other, up or down, and the blocks that they are.
+fn stretch(positions: &[u32]) -> Option<(usize, (u32, u32))> {
+    let first = *positions.first()?;
+    let length = |step: fn(u32) -> u32| {
+        let mut next = step(first);
+        let follows = |p: &&u32| **p == std::mem::replace(&mut next, step(**p));
+        1 + positions.iter().skip(1).take_while(follows).count()
+    };
+    let down = length(|p| p.wrapping_sub(1));
+    if down > 1 {
+        return Some((down, (first + 1 - short(down), first + 1)));
+    }
+    let up = length(|p| p.wrapping_add(1));
+    Some((up, (first, first + short(up))))
+}
+
 impl Shard {
     pub(super) fn head(&self, content: u64) -> Option<RunNo> {
         let starts = |run: u32| self.run(run).is_some_and(|r| r.blocks.first() == Some(&content));
@@ -146,6 +181,19 @@ impl Shard {
 
     fn run_mut(&mut self, run: RunNo) -> Option<&mut Run> {
         self.runs.get_mut(slot_of(run))
+    }
+
+    /// The run of a block, if the block is still there.
+    fn at_mut(&mut self, at: Cursor) -> Option<&mut Run> {
+        let run = self.run_mut(at.place.run())?;
+        (run.blocks.get(at.place.position() as usize) == Some(&at.content)).then_some(run)
+    }
+
+    fn enter(&mut self, head: u64, contents: &[u64], worker: u32, tier: u8) -> Option<Piece> {
+        let no = self.head(head)?;
+        let run = self.run_mut(no)?;
+        let common = run.common(0, contents);
+        Some(run.hold(no, worker, tier, (0, common)))
     }
 
     fn open(&mut self, shard: usize, parent: u32) -> Option<RunNo> {
@@ -181,10 +229,8 @@ impl Shard {
             self.free.push(no);
             return Some(parent);
         }
-        let keep = usize::from(run.pinned).max(1);
-        while run.blocks.len() > keep && !run.spans.covers(short(run.blocks.len() - 1)) {
-            run.blocks.pop();
-        }
+        let held = run.spans.end(short(run.blocks.len()));
+        run.blocks.truncate(usize::from(run.pinned).max(held as usize).max(1));
         if run.blocks.len() * 4 < run.blocks.capacity() * 3 {
             run.blocks.shrink_to(run.blocks.len() * 9 / 8);
         }
@@ -229,6 +275,29 @@ impl Run {
         let mut had = Vec::new();
         self.spans.add(worker, tier, start, end, |a, b| had.push((a, b)));
         Piece { run: no, start, end, had, known }
+    }
+
+    /// Takes blocks `start..end` out of a worker's tier; tells what became of each.
+    fn give_up(
+        &mut self,
+        worker: u32,
+        tier: u8,
+        (start, end): (u32, u32),
+        outcome: &mut impl FnMut(u32, Dropped),
+    ) {
+        if self.spans.remove(worker, tier, start, end) {
+            let others = self.spans.of(worker);
+            for at in start..end {
+                let left = others.iter().any(|s| s.covers(at));
+                outcome(at, if left { Dropped::Left } else { Dropped::Lost });
+            }
+        } else if end - start == 1 {
+            outcome(start, Dropped::NotHeld);
+        } else {
+            for at in start..end {
+                self.give_up(worker, tier, (at, at + 1), outcome);
+            }
+        }
     }
 
     fn append(&mut self, contents: &[u64]) -> usize {
@@ -312,114 +381,92 @@ impl Forest {
         tier: u8,
         pieces: &mut Vec<Piece>,
     ) -> Result<(), Unplaced> {
-        while let Some(&next) = contents.first() {
-            let _stripe = self.stripe(cursor.map_or(0, |c| c.content));
-            let mut piece = None;
-            let mut room = false;
-            if let Some(at) = cursor {
-                (piece, room) = self.follow(at, contents, worker, tier)?;
-            }
-            let piece = match piece {
-                Some(piece) => piece,
-                None => match self.enter(next, contents, worker, tier) {
-                    Some(piece) => piece,
-                    None if room => self.extend(cursor, contents, worker, tier)?,
-                    None => self.branch(cursor, contents, worker, tier)?,
+        while !contents.is_empty() {
+            let piece = match cursor {
+                None => self.enter_or_open(None, contents, worker, tier).ok_or(Unplaced::Full)?,
+                Some(at) => match self.follow(at, contents, worker, tier, Branches::Unknown)? {
+                    Followed::Piece(piece) => piece,
+                    Followed::Branched | Followed::Unsure => self.branch(at, contents, worker, tier)?,
                 },
             };
             let count = (piece.end - piece.start) as usize;
-            let last = contents.get(count - 1).copied().unwrap_or(next);
-            cursor = Some(Cursor { place: Place::new(piece.run, piece.end as usize - 1), content: last });
+            if let Some(last) = contents.get(count - 1) {
+                let place = Place::new(piece.run, piece.end as usize - 1);
+                cursor = Some(Cursor { place, content: *last });
+            }
             contents = contents.get(count..).unwrap_or(&[]);
             pieces.push(piece);
         }
         Ok(())
     }
 
-    /// Blocks that already follow in the same run; else whether they could be appended to it.
+    /// Blocks that already follow in the same run, or that can be appended to it; else notes a branch where that is
+    /// certain to come.
     fn follow(
         &self,
         at: Cursor,
         contents: &[u64],
         worker: u32,
         tier: u8,
-    ) -> Result<(Option<Piece>, bool), Unplaced> {
+        branches: Branches,
+    ) -> Result<Followed, Unplaced> {
         let no = at.place.run();
         let mut shard = self.lock(Self::shard_of(no)).ok_or(Unplaced::NoParent)?;
-        let run = shard.run_mut(no).ok_or(Unplaced::NoParent)?;
+        let run = shard.at_mut(at).ok_or(Unplaced::NoParent)?;
         let from = at.place.position() as usize + 1;
-        if run.blocks.get(from - 1) != Some(&at.content) {
-            return Err(Unplaced::NoParent);
+        let none = run.children == 0 || branches == Branches::None;
+        let mut count = run.common(from, contents);
+        if count == 0 && none && from == run.blocks.len() {
+            count = run.append(contents);
         }
-        let common = run.common(from, contents);
-        if common > 0 {
-            return Ok((Some(run.hold(no, worker, tier, (from, from + common))), false));
+        if count > 0 {
+            return Ok(Followed::Piece(run.hold(no, worker, tier, (from, from + count))));
         }
-        Ok((None, from == run.blocks.len() && from < RUN_BLOCKS))
+        if !none || branches == Branches::Unknown {
+            return Ok(Followed::Unsure);
+        }
+        run.children += 1;
+        run.pinned = run.pinned.max(u16::try_from(from).unwrap_or(u16::MAX));
+        Ok(Followed::Branched)
     }
 
-    /// Blocks of a run that starts with `next`.
-    fn enter(&self, next: u64, contents: &[u64], worker: u32, tier: u8) -> Option<Piece> {
-        let home = shard_of_content(next);
-        let no = self.read(home)?.head(next)?;
-        let mut shard = self.lock(home)?;
-        let run = shard.run_mut(no)?;
-        if run.blocks.first() != Some(&next) {
-            return None;
-        }
-        let common = run.common(0, contents);
-        Some(run.hold(no, worker, tier, (0, common)))
-    }
-
-    fn extend(
-        &self,
-        cursor: Option<Cursor>,
-        contents: &[u64],
-        worker: u32,
-        tier: u8,
-    ) -> Result<Piece, Unplaced> {
-        let at = cursor.ok_or(Unplaced::NoParent)?;
-        let no = at.place.run();
-        let mut shard = self.lock(Self::shard_of(no)).ok_or(Unplaced::NoParent)?;
-        let run = shard.run_mut(no).ok_or(Unplaced::NoParent)?;
-        let from = at.place.position() as usize + 1;
-        if run.blocks.get(from - 1) != Some(&at.content) || run.blocks.len() != from {
-            return Err(Unplaced::NoParent);
-        }
-        let count = run.append(contents);
-        Ok(run.hold(no, worker, tier, (from, from + count)))
-    }
-
-    fn branch(
-        &self,
-        cursor: Option<Cursor>,
-        contents: &[u64],
-        worker: u32,
-        tier: u8,
-    ) -> Result<Piece, Unplaced> {
-        if let Some(at) = cursor {
-            let mut shard = self.lock(Self::shard_of(at.place.run())).ok_or(Unplaced::NoParent)?;
-            let run = shard.run_mut(at.place.run()).ok_or(Unplaced::NoParent)?;
-            let position = at.place.position();
-            if run.blocks.get(position as usize) != Some(&at.content) {
-                return Err(Unplaced::NoParent);
+    /// Blocks of a run that branches off at `at`, the run being made where there is none.
+    fn branch(&self, at: Cursor, contents: &[u64], worker: u32, tier: u8) -> Result<Piece, Unplaced> {
+        let _stripe = self.stripe(at.content);
+        let mut followed = self.follow(at, contents, worker, tier, Branches::Still)?;
+        if matches!(followed, Followed::Unsure) {
+            if let Some(piece) = self.enter(contents, worker, tier) {
+                return Ok(piece);
             }
-            run.children += 1;
-            run.pinned = run.pinned.max(u16::try_from(position + 1).unwrap_or(u16::MAX));
+            followed = self.follow(at, contents, worker, tier, Branches::None)?;
         }
-        let parent = cursor.map_or(NO_PLACE, |c| c.place.0);
-        let opened = self.open(parent, contents, worker, tier);
+        if let Followed::Piece(piece) = followed {
+            return Ok(piece);
+        }
+        let opened = self.enter_or_open(Some(at.place), contents, worker, tier);
         if opened.is_none() {
-            self.release(parent);
+            self.release(at.place.0);
         }
         opened.ok_or(Unplaced::Full)
     }
 
-    fn open(&self, parent: u32, contents: &[u64], worker: u32, tier: u8) -> Option<Piece> {
-        let head = contents.first().copied()?;
+    /// Blocks of a run that starts with them, if there is one.
+    fn enter(&self, contents: &[u64], worker: u32, tier: u8) -> Option<Piece> {
+        let head = *contents.first()?;
+        self.lock(shard_of_content(head))?.enter(head, contents, worker, tier)
+    }
+
+    /// Blocks of a run that starts with them, the run being made where there is none.
+    fn enter_or_open(&self, parent: Option<Place>, contents: &[u64], worker: u32, tier: u8) -> Option<Piece> {
+        let head = *contents.first()?;
         let home = shard_of_content(head);
         let mut shard = self.lock(home)?;
-        let no = shard.open(home, parent)?;
+        if parent.is_none()
+            && let Some(piece) = shard.enter(head, contents, worker, tier)
+        {
+            return Some(piece);
+        }
+        let no = shard.open(home, parent.map_or(NO_PLACE, |p| p.0))?;
         shard.heads.insert(head_tag(head), no);
         let run = shard.run_mut(no)?;
         let count = run.append(contents);
@@ -452,25 +499,25 @@ impl Forest {
         had
     }
 
-    /// Takes blocks of one run out of a worker's tier; tells what became of each.
+    /// Takes blocks of one run out of a worker's tier; tells by index what became of each.
     pub(super) fn drop_blocks(
         &self,
         no: RunNo,
         worker: u32,
         tier: u8,
-        positions: impl Iterator<Item = u32>,
-        mut outcome: impl FnMut(Dropped),
+        positions: &[u32],
+        mut outcome: impl FnMut(usize, Dropped),
     ) {
         let Some(mut shard) = self.lock(Self::shard_of(no)) else { return };
         let Some(run) = shard.run_mut(no) else { return };
-        for at in positions {
-            outcome(if !run.spans.remove(worker, tier, at) {
-                Dropped::NotHeld
-            } else if run.spans.of(worker).iter().any(|s| s.start() <= at && at < s.end()) {
-                Dropped::Left
-            } else {
-                Dropped::Lost
+        let mut from = 0;
+        while let Some((count, (start, end))) = positions.get(from..).and_then(stretch) {
+            let falls = positions.get(from) != Some(&start);
+            run.give_up(worker, tier, (start, end), &mut |at, dropped| {
+                let nth = if falls { end - 1 - at } else { at - start };
+                outcome(from + nth as usize, dropped);
             });
+            from += count;
         }
         let freed = shard.trim(no);
         drop(shard);

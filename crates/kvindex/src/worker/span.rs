@@ -36,47 +36,104 @@ impl Span {
         self.0 >> (2 * POSITION_BITS) == other.0 >> (2 * POSITION_BITS)
     }
 
-    const fn covers(self, position: u32) -> bool {
+    pub(super) const fn covers(self, position: u32) -> bool {
         self.start() <= position && position < self.end()
     }
 }
 
-/// All spans of one run, sorted; those of one worker and tier neither overlap nor touch.
+/// All spans of one run, sorted; those of one worker and tier neither overlap nor touch. One alone, the common
+/// case, needs no memory of its own.
 #[derive(Debug, Default)]
-pub(super) struct Spans(Vec<Span>);
+pub(super) enum Spans {
+    #[default]
+    None,
+    One(Span),
+    Many(Vec<Span>),
+}
 
 impl Spans {
     pub(super) const fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        matches!(self, Self::None)
     }
 
     pub(super) fn as_slice(&self) -> &[Span] {
-        &self.0
+        match self {
+            Self::None => &[],
+            Self::One(span) => std::slice::from_ref(span),
+            Self::Many(spans) => spans,
+        }
     }
 
     /// The spans of one worker.
     pub(super) fn of(&self, worker: u32) -> &[Span] {
-        let from = self.0.partition_point(|s| s.worker() < worker);
-        let rest = self.0.get(from..).unwrap_or(&[]);
+        let spans = self.as_slice();
+        if let [one] = spans {
+            return if one.worker() == worker { spans } else { &[] };
+        }
+        let from = spans.partition_point(|s| s.worker() < worker);
+        let rest = spans.get(from..).unwrap_or(&[]);
         let count = rest.iter().take_while(|s| s.worker() == worker).count();
         rest.get(..count).unwrap_or(&[])
     }
 
-    pub(super) fn covers(&self, position: u32) -> bool {
-        self.0.iter().any(|s| s.covers(position))
+    /// One more than the last block that anybody holds; looks no further once that is at least `enough`.
+    pub(super) fn end(&self, enough: u32) -> u32 {
+        let mut end = 0;
+        for span in self.as_slice() {
+            end = end.max(span.end());
+            if end >= enough {
+                break;
+            }
+        }
+        end
+    }
+
+    /// Puts `new` in the place of the spans `from..from + count`, which are there.
+    fn splice(&mut self, from: usize, count: usize, new: impl ExactSizeIterator<Item = Span>) {
+        let left = self.as_slice().len() - count + new.len();
+        if left < 2 {
+            let before = self.as_slice().get(..from).unwrap_or(&[]).iter().copied();
+            let after = self.as_slice().get(from + count..).unwrap_or(&[]).iter().copied();
+            let only = before.chain(new).chain(after).next();
+            *self = only.map_or(Self::None, Self::One);
+            return;
+        }
+        let spans = match self {
+            Self::Many(spans) => spans,
+            Self::None | Self::One(_) => {
+                let mut spans = Vec::with_capacity(left);
+                spans.extend_from_slice(self.as_slice());
+                *self = Self::Many(spans);
+                return self.splice(from, count, new);
+            }
+        };
+        if count == new.len() {
+            for (slot, span) in spans.iter_mut().skip(from).zip(new) {
+                *slot = span;
+            }
+            return;
+        }
+        if spans.capacity() < left {
+            spans.reserve_exact((spans.len() / 4).max(1));
+        }
+        spans.splice(from..from + count, new);
+        if spans.len() * 2 < spans.capacity() {
+            spans.shrink_to_fit();
+        }
     }
 
     /// Adds `start..end`; tells of each part that was there already.
     pub(super) fn add(&mut self, worker: u32, tier: u8, start: u32, end: u32, mut had: impl FnMut(u32, u32)) {
         let new = Span::new(worker, tier, start, end);
-        let mut from = self.0.partition_point(|s| *s < Span::new(worker, tier, start, 0));
-        if let Some(before) = from.checked_sub(1).and_then(|b| self.0.get(b))
+        let spans = self.as_slice();
+        let mut from = spans.partition_point(|s| *s < Span::new(worker, tier, start, 0));
+        if let Some(before) = from.checked_sub(1).and_then(|b| spans.get(b))
             && before.same_owner(new)
             && before.end() >= start
         {
             from -= 1;
         }
-        let rest = self.0.get(from..).unwrap_or(&[]);
+        let rest = spans.get(from..).unwrap_or(&[]);
         let touched = rest.iter().take_while(|s| s.same_owner(new) && s.start() <= end);
         let (mut low, mut high, mut count) = (start, end, 0);
         for span in touched {
@@ -88,56 +145,38 @@ impl Spans {
             }
             count += 1;
         }
-        let merged = Span::new(worker, tier, low, high);
-        if count == 0 {
-            if self.0.len() == self.0.capacity() {
-                self.0.reserve_exact((self.0.len() / 4).max(1));
-            }
-            self.0.insert(from, merged);
-        } else {
-            if let Some(slot) = self.0.get_mut(from) {
-                *slot = merged;
-            }
-            self.0.drain(from + 1..from + count);
-        }
+        self.splice(from, count, std::iter::once(Span::new(worker, tier, low, high)));
     }
 
-    /// Takes one block out; says whether it was there.
-    pub(super) fn remove(&mut self, worker: u32, tier: u8, position: u32) -> bool {
-        let after = self.0.partition_point(|s| *s < Span::new(worker, tier, position + 1, 0));
+    /// Takes `start..end` out if one span has all of it; says whether that was so.
+    pub(super) fn remove(&mut self, worker: u32, tier: u8, start: u32, end: u32) -> bool {
+        let spans = self.as_slice();
+        let after = spans.partition_point(|s| *s < Span::new(worker, tier, start + 1, 0));
         let Some(at) = after.checked_sub(1) else { return false };
-        let Some(&span) = self.0.get(at) else { return false };
-        if !(span.same_owner(Span::new(worker, tier, 0, 0)) && span.covers(position)) {
+        let Some(&span) = spans.get(at) else { return false };
+        if !span.same_owner(Span::new(worker, tier, 0, 0)) || span.end() < end {
             return false;
         }
-        let left = (span.start() < position).then(|| Span::new(worker, tier, span.start(), position));
-        let right = (position + 1 < span.end()).then(|| Span::new(worker, tier, position + 1, span.end()));
-        match (left, right) {
-            (None, None) => {
-                self.0.remove(at);
-                if self.0.len() * 2 < self.0.capacity() {
-                    self.0.shrink_to_fit();
-                }
-            }
-            (Some(one), None) | (None, Some(one)) => {
-                if let Some(slot) = self.0.get_mut(at) {
-                    *slot = one;
-                }
-            }
-            (Some(left), Some(right)) => {
-                if let Some(slot) = self.0.get_mut(at) {
-                    *slot = left;
-                }
-                self.0.insert(at + 1, right);
-            }
+        let left = Span::new(worker, tier, span.start(), start);
+        let right = Span::new(worker, tier, end, span.end());
+        match (span.start() < start, end < span.end()) {
+            (false, false) => self.splice(at, 1, std::iter::empty()),
+            (true, false) => self.splice(at, 1, std::iter::once(left)),
+            (false, true) => self.splice(at, 1, std::iter::once(right)),
+            (true, true) => self.splice(at, 1, [left, right].into_iter()),
         }
         true
     }
 
     /// Takes out all spans of a worker, in one tier or in all.
     pub(super) fn remove_worker(&mut self, worker: u32, tier: Option<u8>) {
-        self.0.retain(|s| s.worker() != worker || tier.is_some_and(|t| s.tier() != t));
-        self.0.shrink_to_fit();
+        let left = |s: &&Span| s.worker() != worker || tier.is_some_and(|t| s.tier() != t);
+        let left: Vec<Span> = self.as_slice().iter().filter(left).copied().collect();
+        *self = match left.as_slice() {
+            [] => Self::None,
+            [one] => Self::One(*one),
+            _ => Self::Many(left),
+        };
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::orphans::{Orphan, Orphans};
 use super::runs::{Cursor, Dropped, Forest, Piece, Place, RunNo, Unplaced};
-use super::table::Table;
+use super::table::{Slot, Table};
 use super::{Applied, Copies, HeldBlock, Stored, WorkerIndexConfig};
 use crate::chain;
 
@@ -35,11 +35,24 @@ pub(super) struct State {
     odd: BTreeMap<u64, Odd>,
     /// How many of those are second ids of a block.
     twins: usize,
+    /// A bit for each of those, by six bits of the tag: most ids are not looked up there. Cleared when none is left.
+    odd_bits: u64,
     orphans: Orphans,
     contents: Vec<u64>,
     pieces: Vec<Piece>,
-    places: Vec<Option<Place>>,
-    going: Vec<(u64, Place)>,
+    found: Vec<Found>,
+    going: Vec<Found>,
+    positions: Vec<u32>,
+}
+
+/// What an id of a removal names.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    id: u64,
+    tag: u32,
+    /// Where the table has it.
+    slot: Slot,
+    place: Option<Place>,
 }
 
 /// The half of an id that its entry keeps, spread: engines may count instead of hashing.
@@ -56,11 +69,13 @@ impl From<u32> for State {
             extra: BTreeMap::new(),
             odd: BTreeMap::new(),
             twins: 0,
+            odd_bits: 0,
             orphans: Orphans::default(),
             contents: Vec::new(),
             pieces: Vec::new(),
-            places: Vec::new(),
+            found: Vec::new(),
             going: Vec::new(),
+            positions: Vec::new(),
         }
     }
 }
@@ -77,6 +92,7 @@ impl State {
 
     pub(super) fn stored(&mut self, shared: &Shared, event: &Stored<'_>, tier: u8) -> Applied {
         let mut applied = Applied::default();
+        self.warm(event.ids);
         if event.locals.is_empty() {
             for id in event.ids {
                 self.attach(shared, *id, tier, event.copies, &mut applied);
@@ -112,6 +128,7 @@ impl State {
         applied
     }
 
+    /// Brings the buckets of ids into the cache, all at once instead of one after the other.
     fn warm(&self, ids: &[u64]) {
         if ids.len() > 1 {
             std::hint::black_box(ids.iter().fold(0, |seen, id| seen ^ self.ids.touch(tag(*id))));
@@ -120,12 +137,7 @@ impl State {
 
     /// The place that an id names.
     fn place(&self, id: u64) -> Option<Place> {
-        if !self.odd.is_empty()
-            && let Some(odd) = self.odd.get(&id)
-        {
-            return Some(odd.place);
-        }
-        self.ids.find(tag(id), |_| true).map(Place)
+        self.locate(id).place
     }
 
     /// The block that an id names, as the parent of a store.
@@ -153,15 +165,11 @@ impl State {
         contents.clear();
         pieces.clear();
         let mut last = cursor.map(|c| c.content);
-        // Hashes wait for each other: time enough to fetch the buckets into which the ids will go.
-        let mut seen = 0;
-        for (local, id) in event.locals.iter().zip(event.ids) {
-            seen ^= self.ids.touch(tag(*id));
+        for local in event.locals {
             let content = chain::next(last, *local);
             contents.push(content);
             last = Some(content);
         }
-        std::hint::black_box(seen);
         let outcome = shared.forest.store(cursor, &contents, self.number, tier, &mut pieces);
         let mut done = 0;
         for piece in pieces.drain(..) {
@@ -206,7 +214,7 @@ impl State {
     /// Makes an id name a place. `known` = the worker held the block before.
     fn name(&mut self, id: u64, place: Place, known: bool) {
         let tag = tag(id);
-        if !self.odd.is_empty() && self.odd.contains_key(&id) {
+        if self.maybe_odd(tag) && self.odd.contains_key(&id) {
             let same = self.odd.get(&id).is_some_and(|o| o.place == place);
             if !same {
                 self.set_odd(id, Odd { place, twin: known });
@@ -220,7 +228,12 @@ impl State {
         }
     }
 
+    const fn maybe_odd(&self, tag: u32) -> bool {
+        self.odd_bits >> (tag % 64) & 1 != 0
+    }
+
     fn set_odd(&mut self, id: u64, odd: Odd) {
+        self.odd_bits |= 1 << (tag(id) % 64);
         self.twins += usize::from(odd.twin);
         if let Some(old) = self.odd.insert(id, odd) {
             self.twins -= usize::from(old.twin);
@@ -228,8 +241,8 @@ impl State {
     }
 
     /// The worker holds a block no longer; it was removed by this id.
-    fn forget(&mut self, id: u64, place: Place) {
-        let odd = if self.odd.is_empty() { None } else { self.odd.remove(&id) };
+    fn forget(&mut self, Found { id, tag, slot, .. }: Found, place: Place) {
+        let odd = if self.maybe_odd(tag) { self.odd.remove(&id) } else { None };
         if self.twins > 0 {
             self.twins -= usize::from(odd.is_some_and(|o| o.twin));
             let twins = &mut self.twins;
@@ -243,7 +256,10 @@ impl State {
             }
         }
         if odd.is_none() {
-            self.ids.remove(tag(id), place.0);
+            self.ids.remove_at(slot, tag, place.0);
+        }
+        if self.odd.is_empty() {
+            self.odd_bits = 0;
         }
     }
 
@@ -311,73 +327,85 @@ impl State {
 
     pub(super) fn removed(&mut self, shared: &Shared, ids: &[u64], tier: u8) -> Applied {
         let mut applied = Applied::default();
-        let mut places = std::mem::take(&mut self.places);
-        places.clear();
+        let mut found = std::mem::take(&mut self.found);
+        found.clear();
         self.warm(ids);
-        places.extend(ids.iter().map(|id| self.place(*id)));
-        let mut rest = ids;
-        let mut found = places.as_slice();
-        while let (Some(id), Some(place)) = (rest.first(), found.first()) {
-            if !self.orphans.is_empty() && self.orphans.remove_copy(*id, tier) {
+        found.extend(ids.iter().map(|id| self.locate(*id)));
+        let mut rest = found.as_slice();
+        while let Some(first) = rest.first() {
+            let mut count = 1;
+            if !self.orphans.is_empty() && self.orphans.remove_copy(first.id, tier) {
                 applied.changed += 1;
-            } else if let Some(place) = place {
+            } else if let Some(run) = first.place.map(Place::run) {
                 // Neighbours are mostly removed together: one lock for all of a run.
-                let run = place.run();
-                let same = found.iter().take_while(|p| p.is_some_and(|p| p.run() == run)).count();
-                let count = if self.orphans.is_empty() { same } else { 1 };
-                let (ids, after) = rest.split_at(count);
-                let (places, found_after) = found.split_at(count);
-                self.remove_in_run(shared, run, ids, places, tier, &mut applied);
-                (rest, found) = (after, found_after);
-                continue;
+                if self.orphans.is_empty() {
+                    count = rest.iter().take_while(|f| f.place.is_some_and(|p| p.run() == run)).count();
+                }
+                let these = rest.get(..count).unwrap_or(&[]);
+                self.remove_in_run(shared, run, these, tier, &mut applied);
             } else {
                 applied.unknown += 1;
             }
-            rest = rest.get(1..).unwrap_or(&[]);
-            found = found.get(1..).unwrap_or(&[]);
+            rest = rest.get(count..).unwrap_or(&[]);
         }
-        self.places = places;
+        self.found = found;
         applied
+    }
+
+    fn locate(&self, id: u64) -> Found {
+        let tag = tag(id);
+        if self.maybe_odd(tag)
+            && let Some(odd) = self.odd.get(&id)
+        {
+            return Found { id, tag, slot: Slot::NONE, place: Some(odd.place) };
+        }
+        match self.ids.locate(tag) {
+            None => Found { id, tag, slot: Slot::NONE, place: None },
+            Some((slot, place)) => Found { id, tag, slot, place: Some(Place(place)) },
+        }
     }
 
     fn remove_in_run(
         &mut self,
         shared: &Shared,
         run: RunNo,
-        ids: &[u64],
-        places: &[Option<Place>],
+        found: &[Found],
         tier: u8,
         applied: &mut Applied,
     ) {
         let mut going = std::mem::take(&mut self.going);
+        let mut positions = std::mem::take(&mut self.positions);
         going.clear();
-        for (id, place) in ids.iter().zip(places.iter().flatten()) {
+        positions.clear();
+        for found in found {
+            let Some(place) = found.place else { continue };
             if !self.extra.is_empty()
-                && let Some(extra) = self.extra.get_mut(&(*place, tier))
+                && let Some(extra) = self.extra.get_mut(&(place, tier))
             {
                 *extra -= 1;
                 if *extra == 0 {
-                    self.extra.remove(&(*place, tier));
+                    self.extra.remove(&(place, tier));
                 }
                 applied.copies += 1;
             } else {
-                going.push((*id, *place));
+                going.push(*found);
+                positions.push(place.position());
             }
         }
-        let mut blocks = going.iter();
-        let positions = going.iter().map(|(_, place)| place.position());
-        shared.forest.drop_blocks(run, self.number, tier, positions, |dropped| {
-            let Some((id, place)) = blocks.next() else { return };
-            match dropped {
-                Dropped::NotHeld => applied.unknown += 1,
-                Dropped::Left => applied.changed += 1,
-                Dropped::Lost => {
-                    applied.changed += 1;
-                    self.forget(*id, *place);
+        shared.forest.drop_blocks(run, self.number, tier, &positions, |nth, dropped| match dropped {
+            Dropped::NotHeld => applied.unknown += 1,
+            Dropped::Left => applied.changed += 1,
+            Dropped::Lost => {
+                applied.changed += 1;
+                if let Some(gone) = going.get(nth)
+                    && let Some(place) = gone.place
+                {
+                    self.forget(*gone, place);
                 }
             }
         });
         self.going = going;
+        self.positions = positions;
     }
 
     pub(super) fn remaining(&mut self, shared: &Shared, id: u64, tier: u8, copies: u32) -> Applied {
@@ -425,7 +453,7 @@ impl State {
         }
         let ids = std::mem::take(&mut self.ids);
         let odd = std::mem::take(&mut self.odd);
-        self.twins = 0;
+        (self.twins, self.odd_bits) = (0, 0);
         if tier.is_some() {
             for (tag, place) in ids.entries() {
                 if shared.forest.held(Place(place), self.number) {

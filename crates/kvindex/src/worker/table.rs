@@ -13,12 +13,52 @@
 const WIDTH: usize = 8;
 const FULL: u8 = 8;
 
-/// The first of its slots are in use.
+/// The first of its slots are in use. Tags lie in halves, so that two words tell about the lower ones of all slots.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
 struct Bucket {
-    tags: [u32; WIDTH],
+    lower: [u64; 2],
+    upper: [u16; WIDTH],
     places: [u32; WIDTH],
+}
+
+impl Bucket {
+    fn tag(&self, slot: usize) -> u32 {
+        let slot = slot % WIDTH;
+        u32::from(self.upper[slot]) << 16 | (self.lower[slot / 4] >> (slot % 4 * 16)) as u32 & 0xffff
+    }
+
+    fn set(&mut self, slot: usize, tag: u32, place: u32) {
+        let slot = slot % WIDTH;
+        let (word, at) = (&mut self.lower[slot / 4], slot % 4 * 16);
+        *word = *word & !(0xffff << at) | u64::from(tag & 0xffff) << at;
+        self.upper[slot] = (tag >> 16) as u16;
+        self.places[slot] = place;
+    }
+
+    /// The slots, of the first `used`, that have this tag.
+    #[inline]
+    fn hits(&self, tag: u32, used: u8) -> impl Iterator<Item = usize> + '_ {
+        const ONES: u64 = 0x0001_0001_0001_0001;
+        let wanted = u64::from(tag & 0xffff) * ONES;
+        // The top bit of each 16 that are equal; now and then of others, which the whole tag tells apart.
+        let equal = |word: u64| {
+            let differ = word ^ wanted;
+            differ.wrapping_sub(ONES) & !differ & (ONES << 15)
+        };
+        let mut bits = equal(self.lower[0]) >> 15 | equal(self.lower[1]) >> 14;
+        std::iter::from_fn(move || {
+            while bits != 0 {
+                let bit = bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let slot = bit / 16 + bit % 16 * 4;
+                if slot < usize::from(used) && self.tag(slot) == tag {
+                    return Some(slot % WIDTH);
+                }
+            }
+            None
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,13 +78,16 @@ pub(super) struct Table {
     len: usize,
 }
 
-/// Bit for each of the first `used` tags that equals `tag`.
-fn hits(bucket: &Bucket, tag: u32, used: u8) -> u32 {
-    let mut bits = 0;
-    for (slot, t) in bucket.tags.iter().enumerate() {
-        bits |= u32::from(*t == tag) << slot;
-    }
-    bits & ((1 << used) - 1)
+/// Where an entry was found; good until the table changes, and checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot {
+    bucket: u32,
+    slot: u8,
+}
+
+impl Slot {
+    /// No entry's.
+    pub(super) const NONE: Self = Self { bucket: u32::MAX, slot: 0 };
 }
 
 impl Table {
@@ -67,7 +110,8 @@ impl Table {
     /// A look at the bucket of a tag. Looks that do not wait for each other bring many buckets into the cache in
     /// the time of one.
     pub(super) fn touch(&self, tag: u32) -> u32 {
-        self.buckets.get(self.home(tag)).map_or(0, |b| b.tags[0])
+        let home = self.home(tag);
+        self.buckets.get(home).map_or(0, |b| b.places[0]) ^ u32::from(self.counts(home).used)
     }
 
     #[inline]
@@ -76,13 +120,8 @@ impl Table {
         for _ in 0..self.buckets.len() {
             let bucket = self.buckets.get(at)?;
             let Counts { used, passed } = self.counts(at);
-            let mut hits = hits(bucket, tag, used);
-            while hits != 0 {
-                let slot = hits.trailing_zeros() as usize % WIDTH;
-                if wanted(bucket.places[slot]) {
-                    return Some((at, slot));
-                }
-                hits &= hits - 1;
+            if let Some(slot) = bucket.hits(tag, used).find(|slot| wanted(bucket.places[*slot])) {
+                return Some((at, slot));
             }
             if passed == 0 {
                 return None;
@@ -97,6 +136,14 @@ impl Table {
     pub(super) fn find(&self, tag: u32, wanted: impl FnMut(u32) -> bool) -> Option<u32> {
         let (at, slot) = self.seek(tag, wanted)?;
         self.buckets.get(at).and_then(|b| b.places.get(slot)).copied()
+    }
+
+    /// The first entry with this tag: where it is, and its place.
+    #[inline]
+    pub(super) fn locate(&self, tag: u32) -> Option<(Slot, u32)> {
+        let (at, slot) = self.seek(tag, |_| true)?;
+        let place = self.buckets.get(at).and_then(|b| b.places.get(slot)).copied()?;
+        Some((Slot { bucket: u32::try_from(at).ok()?, slot: slot as u8 }, place))
     }
 
     /// Adds an entry; equal ones are not looked for.
@@ -116,13 +163,11 @@ impl Table {
         if let (Some(bucket), Some(counts)) = (self.buckets.get_mut(home), self.counts.get_mut(home))
             && counts.passed == 0
             && counts.used < FULL
-            && hits(bucket, tag, counts.used) == 0
+            && bucket.hits(tag, counts.used).next().is_none()
             && !crowded
         {
-            let slot = usize::from(counts.used) % WIDTH;
+            bucket.set(usize::from(counts.used), tag, place);
             counts.used += 1;
-            bucket.tags[slot] = tag;
-            bucket.places[slot] = place;
             self.len += 1;
             return None;
         }
@@ -141,12 +186,10 @@ impl Table {
         let mut at = self.home(tag);
         while let Some(counts) = self.counts.get_mut(at) {
             if counts.used < FULL {
-                let slot = usize::from(counts.used) % WIDTH;
-                counts.used += 1;
                 if let Some(bucket) = self.buckets.get_mut(at) {
-                    bucket.tags[slot] = tag;
-                    bucket.places[slot] = place;
+                    bucket.set(usize::from(counts.used), tag, place);
                 }
+                counts.used += 1;
                 return;
             }
             counts.passed = counts.passed.saturating_add(1);
@@ -157,11 +200,28 @@ impl Table {
     /// Takes out the entry with this tag and place; says whether it was there.
     pub(super) fn remove(&mut self, tag: u32, place: u32) -> bool {
         let Some((at, slot)) = self.seek(tag, |p| p == place) else { return false };
+        self.take(at, slot, tag);
+        true
+    }
+
+    /// As [`Self::remove`]; the entry was found at `slot` before.
+    #[inline]
+    pub(super) fn remove_at(&mut self, slot: Slot, tag: u32, place: u32) {
+        let (at, slot) = (slot.bucket as usize, usize::from(slot.slot) % WIDTH);
+        let still = self.buckets.get(at).is_some_and(|b| b.places[slot] == place && b.tag(slot) == tag);
+        if still && slot < usize::from(self.counts(at).used) {
+            self.take(at, slot, tag);
+        } else {
+            self.remove(tag, place);
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, at: usize, slot: usize, tag: u32) {
         if let (Some(bucket), Some(counts)) = (self.buckets.get_mut(at), self.counts.get_mut(at)) {
             counts.used = counts.used.saturating_sub(1);
-            let (slot, last) = (slot % WIDTH, usize::from(counts.used) % WIDTH);
-            bucket.tags[slot] = bucket.tags[last];
-            bucket.places[slot] = bucket.places[last];
+            let last = usize::from(counts.used) % WIDTH;
+            bucket.set(slot, bucket.tag(last), bucket.places[last]);
         }
         let mut passed = self.home(tag);
         while passed != at {
@@ -174,7 +234,6 @@ impl Table {
         if self.len * 2 < self.buckets.len() * WIDTH && self.buckets.len() > 2 {
             self.resize((self.len * 3 / 2).div_ceil(WIDTH) + 1);
         }
-        true
     }
 
     /// Takes out the entries with this place, whatever their tags: a look at every entry.
@@ -189,17 +248,18 @@ impl Table {
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::default(); buckets]);
         let counts = std::mem::replace(&mut self.counts, vec![Counts::default(); buckets]);
         for (bucket, counts) in old.iter().zip(counts) {
-            for (tag, place) in bucket.tags.iter().zip(bucket.places).take(usize::from(counts.used)) {
-                self.put(*tag, place);
+            for (slot, place) in bucket.places.iter().enumerate().take(usize::from(counts.used)) {
+                self.put(bucket.tag(slot), *place);
             }
         }
     }
 
     /// All entries as (tag, place), in no meaningful order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let entries =
-            |(b, counts): (&Bucket, &Counts)| b.tags.into_iter().zip(b.places).take(usize::from(counts.used));
-        self.buckets.iter().zip(&self.counts).flat_map(entries)
+        self.buckets.iter().zip(&self.counts).flat_map(|(bucket, counts)| {
+            let places = bucket.places.iter().enumerate().take(usize::from(counts.used));
+            places.map(|(slot, place)| (bucket.tag(slot), *place))
+        })
     }
 }
 

@@ -278,6 +278,22 @@ fn equals_the_oracle_on_a_long_run() {
     }
 }
 
+/// Millions of operations; `cargo xtask oracle` runs them.
+#[test]
+#[ignore = "long"]
+#[expect(clippy::print_stdout, reason = "the counts are the report")]
+fn equals_the_oracle_on_millions_of_operations() {
+    const STEPS: usize = 125_000;
+    let mut done = 0;
+    for seed in 0..48 {
+        let naming = [Naming::Common, Naming::Own, Naming::Clashing][seed % 3];
+        let (nodes, workers) = ([60, 400, 1500, 4000][seed / 3 % 4], 2 + (seed / 12) as u32 * 3);
+        random_run(naming, 0x1000 + seed as u64, nodes, workers, STEPS);
+        done += STEPS;
+        println!("worker index: {done} operations equal to the oracle");
+    }
+}
+
 fn device(index: &WorkerIndex, contents: &[u64]) -> u32 {
     let mut matches = Matches::default();
     index.find(contents, &mut matches);

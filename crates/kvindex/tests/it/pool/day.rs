@@ -244,10 +244,23 @@ proptest! {
 /// Long days, from a fixed seed.
 #[test]
 fn long_days_end_equal_to_the_listing() {
+    long_days(10);
+}
+
+/// Millions of hours; `cargo xtask oracle` runs them.
+#[test]
+#[ignore = "long"]
+#[expect(clippy::print_stdout, reason = "the counts are the report")]
+fn hundreds_of_long_days_end_equal_to_the_listing() {
+    long_days(250);
+    println!("pool index: {} hours of events equal to the listing", 250 * 8_500);
+}
+
+fn long_days(days: usize) {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
-    for _ in 0..10 {
+    for _ in 0..days {
         let mut draw = |count| -> Vec<Hour> {
             (0..count)
                 .map(|_| hour().new_tree(&mut runner).expect("strategy never rejects").current())

@@ -414,11 +414,24 @@ proptest! {
 /// Long random runs, from a fixed seed.
 #[test]
 fn the_index_equals_the_model_for_long() {
+    long_runs(2);
+}
+
+/// A million operations; `cargo xtask oracle` runs them.
+#[test]
+#[ignore = "long"]
+#[expect(clippy::print_stdout, reason = "the counts are the report")]
+fn the_index_equals_the_model_on_a_million_operations() {
+    long_runs(500);
+    println!("session index: {} operations equal to the model", 500 * 2_000);
+}
+
+fn long_runs(runs: usize) {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
     let ops = op();
-    for _ in 0..2 {
+    for _ in 0..runs {
         let mut pair = Pair::new();
         for step in 0..2_000 {
             pair.apply(&ops.new_tree(&mut runner).expect("strategy never rejects").current());
