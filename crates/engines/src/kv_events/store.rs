@@ -10,7 +10,9 @@
 //!   - I-STO-2 each `ListingBegins` is followed by one `ListingEnds`, with no other listing in between;
 //!   - I-STO-3 a listing that was cut short, too large or too slow ends with `complete: false`;
 //!   - I-STO-4 after each [`StoreUpdate::Doubt`] a listing begins as soon as the master can be asked;
-//!   - I-STO-5 keys, pages and requests under way are bounded by [`StoreEventsConfig`].
+//!   - I-STO-5 keys, pages and requests under way are bounded by [`StoreEventsConfig`];
+//!   - I-STO-6 the listing after a new connection begins when the master's counts are known: what was published
+//!     before is in it, and what is published later and missed shows in the counts.
 //! - Deliberately absent: the index, key syntax, tenants other than the master's `default` in listings (its REST
 //!   interface has no others), following a failover to another master.
 //! - Sources: Mooncake 0.3.14, captures and `mooncake-store/src/kv_event`.
@@ -236,6 +238,7 @@ impl StoreEvents {
             doubts_at_listing: 0,
             status_at: now,
             asking: None,
+            uncounted: false,
             published: None,
             excused: 0,
             config,
@@ -319,6 +322,9 @@ struct Follower {
     doubts_at_listing: u64,
     status_at: Instant,
     asking: Option<JoinHandle<Result<Published, String>>>,
+    /// A connection is new and the master's counts at its beginning are not known: a listing waits for them, so
+    /// that what they count is in it, and what comes later and is missed shows in the counts.
+    uncounted: bool,
     published: Option<Published>,
     /// Batches up to this count may be missing without a doubt: they were published before we listened, or the
     /// doubt was raised already.
@@ -366,7 +372,7 @@ impl Follower {
             event = next_event(&mut self.link) => Step::Link(event),
             page = next_page(&mut self.job) => Step::Page(page),
             order = self.orders.recv(), if self.checks.len() < CHECKS_MAX => Step::Order(order),
-            () = sleep_until(due), if self.job.is_none() => Step::Listing,
+            () = sleep_until(due), if self.job.is_none() && !self.uncounted => Step::Listing,
             () = sleep_until(self.status_at), if self.asking.is_none() => Step::AskStatus,
             result = asked(&mut self.asking) => Step::Status(result),
         }
@@ -428,6 +434,10 @@ impl Follower {
                 // What was published before the subscription took effect is in the listing.
                 self.wanted = true;
                 self.published = None;
+                self.uncounted = true;
+                // An answer under way may count less than was published before this connection.
+                self.asking = None;
+                self.status_at = Instant::now();
                 self.tracker.connected(now, &mut self.effects);
             }
             LinkEvent::Message(frames) => self.message(now, frames),
@@ -510,6 +520,7 @@ impl Follower {
     /// The master's own counts: what it dropped, and what it published and we never saw.
     async fn take_status(&mut self, result: Result<Published, String>) -> Result<(), Closed> {
         self.asking = None;
+        self.uncounted = false;
         self.status_at = Instant::now() + self.config.status_interval;
         let published = match result {
             Ok(published) => published,
@@ -526,7 +537,8 @@ impl Follower {
             status.last_seq
         };
         let Some(before) = self.published.replace(published) else {
-            // What was published before this first answer is in the listing that connecting asked for.
+            // What was published before this first answer is in the listing that connecting asked for, which
+            // begins only now.
             self.excused = published.published_batches;
             return Ok(());
         };

@@ -18,7 +18,7 @@ use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage
 use crate::net::{Net, Script, config, millis, secs, spec, worker};
 
 /// Longest wait for anything; a missing event fails the test.
-pub(crate) const PATIENCE: Duration = secs(20);
+pub(crate) const PATIENCE: Duration = secs(90);
 
 /// Waits short enough for tests.
 pub(crate) fn quick() -> KvEventsConfig {

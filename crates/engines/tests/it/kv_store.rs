@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tandem_engines::{
-    BaseUrl, StoreDoubt, StoreEvents, StoreEventsConfig, StoreSpec, StoreStatus, StoreUpdate,
+    BaseUrl, KvEventsConfig, StoreDoubt, StoreEvents, StoreEventsConfig, StoreSpec, StoreStatus, StoreUpdate,
 };
 use tandem_kvwire::mooncake::event::{StoreLabels, encode};
 use tandem_kvwire::mooncake::{ObjectChange, StoreBatch, StoreEvent};
@@ -82,7 +82,8 @@ impl Store {
 
 fn config() -> StoreEventsConfig {
     StoreEventsConfig {
-        link: quick(),
+        // So long that the listing asked for by connecting is the first one, however slow the machine.
+        link: KvEventsConfig { connect_timeout: secs(120), ..quick() },
         listing_pause: millis(10),
         listing_interval: secs(3600),
         status_interval: secs(3600),
@@ -153,6 +154,26 @@ async fn listings_that_fail_are_not_complete_and_are_repeated() {
             break;
         }
     }
+}
+
+// I-STO-6: what the master counts as published when a connection begins is in the listing that follows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_after_connecting_waits_for_the_masters_counts() {
+    let publisher = Publisher::start(None).await;
+    let net = Net::new();
+    let script = Script::new(&[("/get_all_keys", 200, "a\n")]);
+    script.set_slow("/kv_events/status", 200, STATUS, millis(400));
+    net.serve("127.0.0.1:9003", &script);
+    let (tx, updates) = mpsc::channel(4096);
+    let spec = StoreSpec {
+        events: Some(publisher.events.parse().expect("an endpoint")),
+        admin: BaseUrl::parse("http://127.0.0.1:9003").expect("a url"),
+    };
+    let before = std::time::Instant::now();
+    let mut store = Store { store: StoreEvents::start(spec, net.client(), config(), tx), script, updates };
+    assert_eq!(store.heard(3).await, ["begins", "listed a", "ends true"]);
+    assert!(before.elapsed() >= millis(400), "listed before the counts were there");
+    assert!(!store.script.seen("/kv_events/status").is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use crate::engine::Engine;
 use crate::setup::{Setup, chat, start_tuned};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What a collector does with its n-th call, from 0.
 type Behaviour = fn(usize) -> Response<Full<Bytes>>;
