@@ -28,12 +28,7 @@ const FUNCTION: [&str; 5] = ["description", "name", "parameters", "strict", "def
 
 /// Converts a chat-completions body.
 pub(crate) fn chat(body: &Object, setup: &Setup) -> Result<Chat, RenderError> {
-    for (name, why) in [
-        ("input_ids", "input ids"),
-        ("reasoning", "reasoning settings"),
-        ("thinking", "thinking settings"),
-        ("task", "a task"),
-    ] {
+    for (name, why) in [("input_ids", "input ids"), ("reasoning", "reasoning settings"), ("task", "a task")] {
         if given(body, name).is_some() {
             return unsupported(why);
         }
@@ -41,6 +36,9 @@ pub(crate) fn chat(body: &Object, setup: &Setup) -> Result<Chat, RenderError> {
     let variables = variables(body, setup)?;
     let tools = tools(body)?;
     let template = setup.template(tools.is_some()).map_err(|why| RenderError::Unsupported { why })?;
+    if given(body, "thinking").is_some() && template.source().contains("thinking_mode") {
+        return unsupported("thinking settings");
+    }
     let parts = match setup.options.content_format {
         ContentFormat::Auto => template.sglang_parts,
         chosen => chosen == ContentFormat::Parts,
