@@ -59,7 +59,8 @@ impl Ways {
 
     /// The next copy that has arrived.
     fn arrived(&mut self, now: Time) -> Option<Vec<u64>> {
-        self.writes.pop_front_if(|(at, _)| *at <= now).map(|(_, keys)| keys)
+        self.writes.front().filter(|(at, _)| *at <= now)?;
+        self.writes.pop_front().map(|(_, keys)| keys)
     }
 }
 
