@@ -27,6 +27,7 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
     ("workload", true, &["types", "trace"]),
     ("simulate", true, &["types", "engine-model", "scheduler", "workload"]),
     ("scheduler", true, &["types", "routing"]),
+    ("loadgen", false, &["types", "workload", "dialect", "trace"]),
     ("prompt", false, &["types"]),
     ("engines", false, &["types", "kvwire"]),
     ("mock-engine", false, &["types", "engine-model", "kvwire", "dialect"]),
