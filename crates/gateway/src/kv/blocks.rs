@@ -284,14 +284,18 @@ fn lineage(kv: &Kv, query: &Query<'_>, arrival: Option<&Arrival>) -> Result<Line
     let program = query.program.ok_or("no_session")?;
     let arrival = arrival.ok_or("no_session")?;
     let expected = arrival.expected;
-    let exact = match expected.basis {
+    // The prompt alone leaves out the answer, which most harnesses send back.
+    let sure = match expected.basis {
         Basis::Nothing => return Err("first_turn"),
-        Basis::Estimated => false,
-        Basis::Prompt | Basis::PromptAndAnswer | Basis::Tokens => true,
+        Basis::Estimated | Basis::Prompt => false,
+        Basis::PromptAndAnswer | Basis::Tokens => true,
     };
     let source = arrival.forked_from.as_ref().unwrap_or(program);
     let chain = kv.reader.session_path(source).ok_or("no_path")?;
-    Ok(Lineage { seek: Seek { chain, reach: Some(expected.tokens) }, exact })
+    // An engine that does not echo sessions leaves the path as it was told last.
+    let block = u64::from(chain.block_sizes().max().unwrap_or(0));
+    let whole = (chain.tokens() as u64).saturating_add(block) >= expected.tokens;
+    Ok(Lineage { seek: Seek { chain, reach: Some(expected.tokens) }, exact: sure && whole })
 }
 
 async fn engine(kv: &Arc<Kv>, query: &Query<'_>, found: &mut Found) -> Result<(), Refused> {

@@ -131,7 +131,7 @@ impl TurnPrompt {
         let (Some(kv), Some(program), Some(wanted)) = (&self.kv, &self.program, &self.found.seek) else {
             return;
         };
-        let (Some(promise), true) = (self.promise, self.is_turn && self.found.source != Source::Text) else {
+        let (Some(promise), true) = (self.promise, self.is_turn && says_more(self.found.source)) else {
             return;
         };
         let relation = match self.found.arrival.as_ref().map(|arrival| arrival.relation) {
@@ -261,6 +261,12 @@ impl TurnPrompt {
             }),
         }
     }
+}
+
+/// Whether a prompt's blocks say more of the session than is known: those of lineage are the session's last ones,
+/// those of text are of another kind.
+const fn says_more(source: Source) -> bool {
+    matches!(source, Source::Client | Source::Local | Source::Engine)
 }
 
 /// What a worker is expected to reuse of a prompt, and who else holds how much of it.
