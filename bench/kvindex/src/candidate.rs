@@ -37,13 +37,18 @@ pub trait Candidate: Sync {
 #[derive(Default)]
 pub struct Tandem(pub WorkerIndex);
 
-pub enum TandemEvent {
-    Stored { worker: u32, parent: Option<u64>, ids: Vec<u64>, locals: Vec<u64> },
-    Removed { worker: u32, ids: Vec<u64> },
+pub struct TandemEvent {
+    worker: u32,
+    parent: Option<u64>,
+    stored: bool,
+    /// Ids; of a store, local hashes after them.
+    words: Vec<u64>,
 }
 
-fn ids(contents: &[u64]) -> Vec<u64> {
-    contents.iter().map(|c| engine_id(*c)).collect()
+impl TandemEvent {
+    fn stored(&self) -> Option<(&[u64], &[u64])> {
+        self.stored.then(|| self.words.split_at(self.words.len() / 2))
+    }
 }
 
 impl Candidate for Tandem {
@@ -57,15 +62,15 @@ impl Candidate for Tandem {
             Op::Stored { worker, prompt, from, to } => {
                 let p = &load.prompts[*prompt as usize];
                 let (from, to) = (*from as usize, *to as usize);
-                Some(TandemEvent::Stored {
-                    worker: *worker,
-                    parent: from.checked_sub(1).map(|b| engine_id(p.contents[b])),
-                    ids: ids(&p.contents[from..to]),
-                    locals: p.locals[from..to].to_vec(),
-                })
+                let mut words = Vec::with_capacity(2 * (to - from));
+                words.extend(p.contents[from..to].iter().map(|c| engine_id(*c)));
+                words.extend_from_slice(&p.locals[from..to]);
+                let parent = from.checked_sub(1).map(|b| engine_id(p.contents[b]));
+                Some(TandemEvent { worker: *worker, parent, stored: true, words })
             }
             Op::Removed { worker, contents } => {
-                Some(TandemEvent::Removed { worker: *worker, ids: ids(contents) })
+                let words = contents.iter().map(|c| engine_id(*c)).collect();
+                Some(TandemEvent { worker: *worker, parent: None, stored: false, words })
             }
         }
     }
@@ -77,19 +82,14 @@ impl Candidate for Tandem {
     fn serve(&self, events: flume::Receiver<TandemEvent>) {
         let id = |n: u32| WorkerId { engine: EngineId(n), rank: 0 };
         while let Ok(event) = events.recv() {
-            match event {
-                TandemEvent::Stored { worker, parent, ids, locals } => {
-                    let event = Stored {
-                        parent,
-                        ids: &ids,
-                        locals: &locals,
-                        tier: Tier::Device,
-                        copies: Copies::Each,
-                    };
-                    self.0.stored(id(worker), &event);
+            match event.stored() {
+                Some((ids, locals)) => {
+                    let parent = event.parent;
+                    let stored = Stored { parent, ids, locals, tier: Tier::Device, copies: Copies::Each };
+                    self.0.stored(id(event.worker), &stored);
                 }
-                TandemEvent::Removed { worker, ids } => {
-                    self.0.removed(id(worker), Tier::Device, &ids);
+                None => {
+                    self.0.removed(id(event.worker), Tier::Device, &event.words);
                 }
             }
         }
@@ -98,6 +98,33 @@ impl Candidate for Tandem {
     fn find(&self, query: &Vec<u64>, matches: &mut Matches) -> u32 {
         self.0.find(query, matches);
         matches.workers().iter().map(|m| m.device).max().unwrap_or(0)
+    }
+}
+
+/// Ours, when a prompt's blocks are hashed into a chain anew for each match; the gateway keeps the chain with the
+/// session, and hashes only what a turn adds.
+#[derive(Default)]
+pub struct TandemHashing(Tandem);
+
+impl Candidate for TandemHashing {
+    type Event = TandemEvent;
+    type Query = Vec<u64>;
+    type Scratch = Matches;
+
+    fn event(&self, load: &Load, op: &Op) -> Option<TandemEvent> {
+        self.0.event(load, op)
+    }
+
+    fn query(&self, prompt: &Prompt) -> Vec<u64> {
+        prompt.locals.clone()
+    }
+
+    fn serve(&self, events: flume::Receiver<TandemEvent>) {
+        self.0.serve(events);
+    }
+
+    fn find(&self, query: &Vec<u64>, matches: &mut Matches) -> u32 {
+        self.0.find(&tandem_kvindex::chain::chain(query), matches)
     }
 }
 
@@ -270,21 +297,21 @@ impl Candidate for Naive {
         while let Ok(event) = events.recv() {
             let mut guard = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
             let maps = &mut *guard;
-            match event {
-                TandemEvent::Stored { worker, parent, ids, locals } => {
-                    let mut last = parent.and_then(|p| maps.contents.get(&(worker, p)).copied());
-                    for (id, local) in ids.iter().zip(&locals) {
+            match event.stored() {
+                Some((ids, locals)) => {
+                    let mut last = event.parent.and_then(|p| maps.contents.get(&(event.worker, p)).copied());
+                    for (id, local) in ids.iter().zip(locals) {
                         let content = tandem_kvindex::chain::next(last, *local);
-                        maps.contents.insert((worker, *id), content);
-                        maps.holders.entry(content).or_default().insert(worker);
+                        maps.contents.insert((event.worker, *id), content);
+                        maps.holders.entry(content).or_default().insert(event.worker);
                         last = Some(content);
                     }
                 }
-                TandemEvent::Removed { worker, ids } => {
-                    for id in &ids {
-                        let Some(content) = maps.contents.remove(&(worker, *id)) else { continue };
+                None => {
+                    for id in &event.words {
+                        let Some(content) = maps.contents.remove(&(event.worker, *id)) else { continue };
                         let Some(holders) = maps.holders.get_mut(&content) else { continue };
-                        holders.remove(&worker);
+                        holders.remove(&event.worker);
                         if holders.is_empty() {
                             maps.holders.remove(&content);
                         }

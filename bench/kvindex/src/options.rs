@@ -23,7 +23,7 @@ pub struct Options {
     #[arg(long, value_delimiter = ',')]
     pub only: Vec<String>,
     /// Rounds of the speed comparison; the indexes take turns.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     pub rounds: usize,
 }
 

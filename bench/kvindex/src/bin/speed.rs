@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Parser;
-use tandem_bench_kvindex::candidate::{Candidate, Dynamo, Naive, Smg, Tandem};
+use tandem_bench_kvindex::candidate::{Candidate, Dynamo, Naive, Smg, Tandem, TandemHashing};
 use tandem_bench_kvindex::options::Options;
 use tandem_bench_kvindex::workload::{Load, Maker, Op};
 
@@ -27,7 +27,10 @@ const AHEAD: usize = 2048;
 #[derive(Debug, Clone, Copy, Default)]
 struct Outcome {
     apply: f64,
+    /// Events and matches together, over the time that both threads were on a core.
     both: f64,
+    /// The same over the wall clock.
+    wall: f64,
     /// Match latency while events are applied: p50, p99, in nanoseconds.
     busy: [f64; 2],
     /// Match latency on the index as it is in the end.
@@ -80,16 +83,19 @@ fn run<C: Candidate>(make: impl Fn() -> C, load: &Load) -> Outcome {
         .collect();
     let (tx, rx) = flume::unbounded();
     let mut taken = Vec::with_capacity(queries.len());
-    let start = Instant::now();
+    let (start, mut busy) = (Instant::now(), cpu());
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| index.serve(rx));
+        let writer = scope.spawn(|| {
+            index.serve(rx);
+            cpu()
+        });
         for step in steps {
             match step {
                 Ok(event) => {
                     let _ = tx.send(event);
                     if tx.len() > AHEAD {
                         while tx.len() > AHEAD / 2 {
-                            std::thread::yield_now();
+                            std::thread::sleep(Duration::from_micros(50));
                         }
                     }
                 }
@@ -101,9 +107,11 @@ fn run<C: Candidate>(make: impl Fn() -> C, load: &Load) -> Outcome {
             }
         }
         drop(tx);
-        let _ = writer.join();
+        busy = cpu() - busy + writer.join().unwrap_or_default();
     });
-    outcome.both = (load.event_blocks + load.find_blocks) as f64 / start.elapsed().as_secs_f64();
+    let blocks = (load.event_blocks + load.find_blocks) as f64;
+    outcome.wall = blocks / start.elapsed().as_secs_f64();
+    outcome.both = blocks / busy.as_secs_f64();
     outcome.busy = percentiles(taken);
     outcome
 }
@@ -118,28 +126,45 @@ fn middle(rounds: &[Outcome]) -> Outcome {
     Outcome {
         apply: of(|o| o.apply),
         both: of(|o| o.both),
+        wall: of(|o| o.wall),
         busy: [of(|o| o.busy[0]), of(|o| o.busy[1])],
         quiet: [of(|o| o.quiet[0]), of(|o| o.quiet[1])],
         depth: of(|o| o.depth),
     }
 }
 
+/// Ours over theirs, round by round: median, lowest and highest.
+fn ratio(ours: &[Outcome], theirs: &[Outcome], f: fn(&Outcome) -> f64) -> String {
+    let mut all: Vec<f64> = ours.iter().zip(theirs).map(|(a, b)| f(a) / f(b)).collect();
+    all.sort_by(f64::total_cmp);
+    match (all.first(), all.get(all.len() / 2), all.last()) {
+        (Some(low), Some(middle), Some(high)) => format!("{middle:.2} ({low:.2} to {high:.2})"),
+        _ => "-".into(),
+    }
+}
+
+type Runner = Box<dyn Fn(&Load) -> Outcome>;
+
+fn runners() -> Vec<(&'static str, Runner)> {
+    vec![
+        ("tandem", Box::new(|l| run(Tandem::default, l))),
+        ("tandem, hashing prompts", Box::new(|l| run(TandemHashing::default, l))),
+        ("dynamo concurrent", Box::new(|l| run(Dynamo::concurrent, l))),
+        ("dynamo positional", Box::new(|l| run(Dynamo::positional, l))),
+        ("smg chain", Box::new(|l| run(Smg::default, l))),
+        ("naive map", Box::new(|l| run(Naive::default, l))),
+    ]
+}
+
 fn main() -> Result<()> {
     let Args { options } = Args::parse();
     println!(
-        "| trace | workers | index | events, M blocks/s | events + matches, M blocks/s | match p50, ns | p99, ns | quiet p50, ns | p99, ns | mean depth |"
+        "| trace | workers | index | events, M blocks/CPU s | events + matches, M blocks/CPU s | per s | match p50, ns | p99, ns | quiet p50, ns | p99, ns | mean depth | tandem's ratio: events | events + matches | match p99 |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+    let all = runners();
     options.runs(|name, trace, fleet| {
         let load = Maker::new(fleet.workers, fleet.capacity).pass(trace, 0, fleet.copies);
-        type Runner = Box<dyn Fn(&Load) -> Outcome>;
-        let all: Vec<(&str, Runner)> = vec![
-            ("tandem", Box::new(|l| run(Tandem::default, l))),
-            ("dynamo concurrent", Box::new(|l| run(Dynamo::concurrent, l))),
-            ("dynamo positional", Box::new(|l| run(Dynamo::positional, l))),
-            ("smg chain", Box::new(|l| run(Smg::default, l))),
-            ("naive map", Box::new(|l| run(Naive::default, l))),
-        ];
         let mut rounds: Vec<Vec<Outcome>> = vec![Vec::new(); all.len()];
         for round in 0..options.rounds {
             for turn in 0..all.len() {
@@ -149,18 +174,22 @@ fn main() -> Result<()> {
                 }
             }
         }
-        for ((index, _), rounds) in all.iter().zip(&rounds).filter(|(_, r)| !r.is_empty()) {
-            let o = middle(rounds);
+        for ((index, _), theirs) in all.iter().zip(&rounds).filter(|(_, r)| !r.is_empty()) {
+            let o = middle(theirs);
             println!(
-                "| {name} | {} | {index} | {:.2} | {:.2} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} |",
+                "| {name} | {} | {index} | {:.2} | {:.2} | {:.2} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {} | {} | {} |",
                 fleet.workers,
                 o.apply / 1e6,
                 o.both / 1e6,
+                o.wall / 1e6,
                 o.busy[0],
                 o.busy[1],
                 o.quiet[0],
                 o.quiet[1],
-                o.depth
+                o.depth,
+                ratio(&rounds[0], theirs, |o| o.apply),
+                ratio(&rounds[0], theirs, |o| o.both),
+                ratio(&rounds[0], theirs, |o| o.busy[1])
             );
         }
         Ok(())
