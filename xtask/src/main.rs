@@ -12,6 +12,7 @@ mod e2e;
 mod kv_scenarios;
 mod markdown;
 mod metadata;
+mod oracle;
 mod tidy;
 
 /// Repository chores.
@@ -48,6 +49,15 @@ enum Chore {
         #[arg(long)]
         json: bool,
     },
+    /// Compare the indexes with naive ones on millions of random operations and, where traces are named, on theirs.
+    Oracle {
+        /// Mooncake trace (JSON Lines, gzip).
+        #[arg(long)]
+        mooncake: Option<PathBuf>,
+        /// Claude Code traces (kv-cache-tester's, one session a line, gzip).
+        #[arg(long, num_args = 1..)]
+        claude: Vec<PathBuf>,
+    },
     /// Run end-to-end suites against the built binary: `demo`, `clients`, `harnesses`; by name also `vllm`.
     E2e {
         /// Suites to run, each with an optional choice of tests: `harnesses:codex,pi`.
@@ -63,6 +73,7 @@ fn main() -> ExitCode {
         Chore::Docs { check } => docs::run(check),
         Chore::Ci { steps } => ci::run(&steps),
         Chore::KvScenarios { files, json } => kv_scenarios::run(&files, json),
+        Chore::Oracle { mooncake, claude } => oracle::run(mooncake.as_deref(), &claude),
         Chore::E2e { suites } => e2e::run(&suites),
     };
     match result {
