@@ -21,6 +21,7 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
     ("kvindex", true, &["types"]),
     ("kvplane", true, &["types", "kvwire", "kvindex"]),
     ("routing", true, &["types"]),
+    ("admission", true, &["types"]),
     ("lineage", true, &["types"]),
     ("trace", true, &["types"]),
     ("engine-model", true, &["types"]),
@@ -61,6 +62,8 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
             "mock-engine",
             "scheduler",
             "trace",
+            "simulate",
+            "workload",
         ],
     ),
 ];

@@ -1,0 +1,680 @@
+//! Programs, their turns, and what each worker is charged with.
+//!
+//! - A program is REASONING while a turn of it runs or is held, else ACTING; ACTIVE while it has a place, else PAUSED. Only
+//!   ACTIVE programs are charged. A turn without identity is a program of its own that leaves with it.
+//! - A running turn is charged with its prompt and what it has generated, an idle program with the context of its last
+//!   turns, both without the head that others have there too ([`Worker::shared`]).
+//! - Several turns of one program may run at once, at several workers. The context of the program is then that of the
+//!   longest of them.
+//! - I-TAB-1 what a worker is charged with is the sum over its turns and idle programs; [`Table::check`] counts again.
+//! - I-TAB-2 a turn is waiting, admitted, or gone; it is charged to one worker at most.
+//! - I-TAB-3 an aborted turn leaves its program as it was before it came; one that had run leaves what it computed.
+//! - Heads: what lies at a worker of the first prompt of a program that never ran there was computed by others. It is
+//!   counted once for each group (or all programs without one), at the length of the longest: different heads inside
+//!   one group are undercounted by the shorter ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use tandem_types::{GroupId, PrefixMatch, ProgramKey, Time, TurnId, WorkerId};
+
+use crate::contract::{Arrival, Capacity, End, Stats};
+
+/// Larger counts, which only a broken client reports, count as this many, so that sums stay exact.
+const TOKENS_MAX: u64 = 1 << 40;
+/// Most programs forgotten in one call.
+const EXPIRE_PER_CALL_MAX: usize = 64;
+
+/// A program's place in the table.
+pub(crate) type Slot = usize;
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Program {
+    pub(crate) key: Option<ProgramKey>,
+    pub(crate) child: bool,
+    group: Option<GroupId>,
+    /// Context after its last turn.
+    pub(crate) tokens: u64,
+    /// The head of it that others computed, at its home.
+    pub(crate) shared: u64,
+    /// Turns that came.
+    pub(crate) steps: u64,
+    /// Turns that ran since it was let in.
+    pub(crate) served: u64,
+    pub(crate) live: BTreeSet<TurnId>,
+    pub(crate) running: u32,
+    /// Where its cache lies.
+    pub(crate) home: Option<WorkerId>,
+    pub(crate) active: bool,
+    /// Since when no turn of it is live.
+    pub(crate) idle_since: Option<Time>,
+    pub(crate) tools: bool,
+    pub(crate) marked: bool,
+    pub(crate) ran: bool,
+    ending: bool,
+    /// Of its next turn's priority, until then.
+    pub(crate) demoted_until: Option<Time>,
+    /// What it is charged for while idle, and where.
+    charge: Option<(WorkerId, u64)>,
+    /// Longest context among turns that ran side by side.
+    peak: u64,
+}
+
+impl Program {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.live.is_empty()
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Turn {
+    pub(crate) slot: Slot,
+    pub(crate) prompt: u64,
+    pub(crate) generated: u64,
+    pub(crate) arrived: Time,
+    pub(crate) order: u64,
+    pub(crate) waiting: bool,
+    pub(crate) dispatched: Option<Time>,
+    /// Prompt tokens that lie at each worker; `None` for those of which nothing is known.
+    held_at: BTreeMap<WorkerId, Option<u64>>,
+    blocks_known: bool,
+    charge: Option<(WorkerId, u64)>,
+    /// Its program ends with it.
+    last: bool,
+    before: Before,
+}
+
+impl Turn {
+    /// Where it is charged.
+    pub(crate) fn at(&self) -> Option<WorkerId> {
+        self.charge.map(|(worker, _)| worker)
+    }
+
+    /// Since when its program had no live turn when it came.
+    pub(crate) const fn away_since(&self) -> Option<Time> {
+        self.before.idle_since
+    }
+}
+
+/// How a program was before a turn came.
+#[derive(Debug, Clone, Copy, Default)]
+struct Before {
+    active: bool,
+    idle_since: Option<Time>,
+    tokens: u64,
+    home: Option<WorkerId>,
+    shared: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Worker {
+    pub(crate) ready: bool,
+    pub(crate) capacity: Option<Capacity>,
+    pub(crate) running_tokens: u64,
+    pub(crate) running: u32,
+    pub(crate) idle_tokens: u64,
+    /// Programs charged here while idle.
+    pub(crate) idle: BTreeSet<Slot>,
+    /// Heads counted once: of each group, the lengths and how many programs have them.
+    heads: BTreeMap<Option<GroupId>, BTreeMap<u64, u32>>,
+    /// Their sum.
+    pub(crate) shared: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Table {
+    programs: Vec<Option<Program>>,
+    vacant: Vec<Slot>,
+    by_key: IndexMap<ProgramKey, Slot>,
+    turns: BTreeMap<TurnId, Turn>,
+    pub(crate) workers: BTreeMap<WorkerId, Worker>,
+    /// Held turns in the order in which they came.
+    pub(crate) waiting: BTreeSet<(u64, TurnId)>,
+    idle: BTreeSet<(Time, Slot)>,
+    /// Idle programs without a place.
+    pub(crate) paused: BTreeSet<Slot>,
+    orders: u64,
+    programs_max: usize,
+    idle_ttl: Duration,
+    heads_count_once: bool,
+    pub(crate) stats: Stats,
+}
+
+impl Table {
+    pub(crate) fn new(programs_max: usize, idle_ttl: Duration, heads_count_once: bool) -> Self {
+        Self {
+            programs: Vec::new(),
+            vacant: Vec::new(),
+            by_key: IndexMap::new(),
+            turns: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            paused: BTreeSet::new(),
+            orders: 0,
+            programs_max,
+            idle_ttl,
+            heads_count_once,
+            stats: Stats::default(),
+        }
+    }
+
+    pub(crate) fn program(&self, slot: Slot) -> Option<&Program> {
+        self.programs.get(slot)?.as_ref()
+    }
+
+    pub(crate) fn program_mut(&mut self, slot: Slot) -> Option<&mut Program> {
+        self.programs.get_mut(slot)?.as_mut()
+    }
+
+    pub(crate) fn turn(&self, id: TurnId) -> Option<&Turn> {
+        self.turns.get(&id)
+    }
+
+    pub(crate) fn worker(&self, id: WorkerId) -> Option<&Worker> {
+        self.workers.get(&id)
+    }
+
+    /// Every program, by slot.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = (Slot, &Program)> {
+        self.programs.iter().enumerate().filter_map(|(slot, program)| Some((slot, program.as_ref()?)))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.programs.len() == self.vacant.len()
+    }
+
+    pub(crate) fn is_ready(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| worker.ready)
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let tokens =
+            self.waiting.iter().filter_map(|(_, id)| self.turns.get(id)).map(|turn| turn.prompt).sum();
+        Stats {
+            programs: (self.programs.len() - self.vacant.len()) as u64,
+            held: self.waiting.len() as u64,
+            held_tokens: tokens,
+            ..self.stats
+        }
+    }
+
+    pub(crate) fn charged(&self, worker: WorkerId) -> (u64, u64) {
+        self.workers.get(&worker).map_or((0, 0), |w| (w.running_tokens, w.idle_tokens))
+    }
+
+    pub(crate) fn worker_ready(&mut self, worker: WorkerId, capacity: Option<Capacity>) {
+        let entry = self.workers.entry(worker).or_default();
+        (entry.ready, entry.capacity) = (true, capacity.filter(|capacity| capacity.device > 0));
+    }
+
+    /// The worker's cache is taken for lost: nobody is at home there any more. Turns that run there stay charged until
+    /// their end is told.
+    pub(crate) fn worker_lost(&mut self, worker: WorkerId) {
+        if !self.workers.contains_key(&worker) {
+            return;
+        }
+        let at_home: Vec<Slot> =
+            self.programs().filter(|(_, p)| p.home == Some(worker)).map(|(slot, _)| slot).collect();
+        for slot in at_home {
+            self.leave_home(slot);
+        }
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            entry.ready = false;
+        }
+        self.sweep(worker);
+    }
+
+    fn sweep(&mut self, worker: WorkerId) {
+        if self
+            .workers
+            .get(&worker)
+            .is_some_and(|w| !w.ready && w.running == 0 && w.idle.is_empty() && w.heads.is_empty())
+        {
+            self.workers.remove(&worker);
+        }
+    }
+
+    /// A turn came; it waits. False when the id is taken.
+    pub(crate) fn arrive(&mut self, now: Time, arrival: &Arrival<'_>) -> bool {
+        if self.turns.contains_key(&arrival.turn) {
+            return false;
+        }
+        let slot = arrival.program.and_then(|key| self.by_key.get(key).copied());
+        let slot = slot.unwrap_or_else(|| self.insert(arrival));
+        self.orders += 1;
+        let mut turn = Turn {
+            slot,
+            prompt: arrival.prompt_tokens.min(TOKENS_MAX),
+            generated: 0,
+            arrived: now,
+            order: self.orders,
+            waiting: true,
+            dispatched: None,
+            held_at: lies_at(arrival.prefix),
+            blocks_known: arrival.prefix.block_size > 0,
+            charge: None,
+            last: arrival.last,
+            before: Before::default(),
+        };
+        self.discharge_idle(slot);
+        if let Some(program) = self.program_mut(slot) {
+            turn.before = Before {
+                active: program.active,
+                idle_since: program.idle_since,
+                tokens: program.tokens,
+                home: program.home,
+                shared: program.shared,
+            };
+            let since = program.idle_since.take();
+            program.steps += 1;
+            program.live.insert(arrival.turn);
+            self.idle.remove(&(since.unwrap_or_default(), slot));
+            self.paused.remove(&slot);
+        }
+        self.waiting.insert((turn.order, arrival.turn));
+        self.turns.insert(arrival.turn, turn);
+        true
+    }
+
+    fn insert(&mut self, arrival: &Arrival<'_>) -> Slot {
+        if self.by_key.len() >= self.programs_max
+            && let Some((_, longest_idle)) = self.idle.first().copied()
+        {
+            self.stats.expired += 1;
+            self.remove(longest_idle);
+        }
+        // A table full of live programs serves the newcomer as one without identity.
+        let key = arrival.program.filter(|_| self.by_key.len() < self.programs_max);
+        let program = Program {
+            key: key.cloned(),
+            child: arrival.parent.is_some(),
+            group: arrival.group.cloned(),
+            ..Program::default()
+        };
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.programs.push(None);
+            self.programs.len() - 1
+        });
+        if let Some(place) = self.programs.get_mut(slot) {
+            *place = Some(program);
+        }
+        if let Some(key) = key {
+            self.by_key.insert(key.clone(), slot);
+        }
+        slot
+    }
+
+    fn remove(&mut self, slot: Slot) {
+        self.leave_home(slot);
+        let Some(program) = self.programs.get_mut(slot).and_then(Option::take) else { return };
+        self.idle.remove(&(program.idle_since.unwrap_or_default(), slot));
+        self.paused.remove(&slot);
+        if let Some(key) = &program.key {
+            self.by_key.swap_remove(key);
+        }
+        self.vacant.push(slot);
+    }
+
+    /// Prompt tokens of a turn that lie at a worker; `None` when nothing is known of that.
+    pub(crate) fn lies(&self, turn: &Turn, worker: WorkerId) -> Option<u64> {
+        match turn.held_at.get(&worker) {
+            Some(tokens) => *tokens,
+            None => turn.blocks_known.then_some(0),
+        }
+    }
+
+    /// What a turn will take of a worker's room that is not taken already by others' heads.
+    pub(crate) fn need(&self, turn: &Turn, worker: WorkerId) -> u64 {
+        turn.prompt.saturating_sub(self.head(turn, worker))
+    }
+
+    /// The head of a turn's prompt that others have at a worker.
+    fn head(&self, turn: &Turn, worker: WorkerId) -> u64 {
+        let Some(program) = self.program(turn.slot).filter(|_| self.heads_count_once) else { return 0 };
+        let lies = self.lies(turn, worker).unwrap_or(0);
+        if program.home == Some(worker) { program.shared.min(lies) } else { lies.min(turn.prompt) }
+    }
+
+    /// Lets a turn go, to a worker where its room is taken at once.
+    pub(crate) fn admit(&mut self, id: TurnId, worker: Option<WorkerId>) {
+        let Some(turn) = self.turns.get_mut(&id) else { return };
+        if !std::mem::take(&mut turn.waiting) {
+            return;
+        }
+        let (order, slot) = (turn.order, turn.slot);
+        self.waiting.remove(&(order, id));
+        self.stats.admitted += 1;
+        let Some(program) = self.program_mut(slot) else { return };
+        let resumed = !program.active && program.ran;
+        let moved = program.home.is_some() && worker.is_some() && worker != program.home;
+        if !program.active {
+            program.served = 0;
+        }
+        program.active = true;
+        program.running += 1;
+        self.stats.resumed += u64::from(resumed);
+        self.stats.moved += u64::from(moved);
+        if let Some(worker) = worker {
+            self.charge(id, worker);
+        }
+    }
+
+    /// A turn goes to a worker: what it takes is taken there.
+    pub(crate) fn dispatched(&mut self, now: Time, id: TurnId, worker: WorkerId) {
+        let Some(turn) = self.turns.get_mut(&id) else { return };
+        turn.dispatched = Some(now);
+        if turn.waiting {
+            // Whoever drives did not wait for us; what runs is counted.
+            self.admit(id, Some(worker));
+        } else if turn.charge.is_none_or(|(at, _)| at != worker) {
+            self.discharge(id);
+            self.charge(id, worker);
+        }
+    }
+
+    fn charge(&mut self, id: TurnId, worker: WorkerId) {
+        let Some(turn) = self.turns.get(&id) else { return };
+        let (slot, head) = (turn.slot, self.head(turn, worker));
+        let tokens = turn.prompt.saturating_add(turn.generated).saturating_sub(head).min(TOKENS_MAX);
+        if self.program(slot).is_some_and(|program| program.home != Some(worker)) {
+            self.leave_home(slot);
+            if let Some(program) = self.program_mut(slot) {
+                (program.home, program.shared) = (Some(worker), head);
+            }
+        } else {
+            self.count_head(slot, false);
+            if let Some(program) = self.program_mut(slot) {
+                program.shared = head;
+            }
+        }
+        self.count_head(slot, true);
+        let entry = self.workers.entry(worker).or_default();
+        entry.running += 1;
+        entry.running_tokens += tokens;
+        if let Some(turn) = self.turns.get_mut(&id) {
+            turn.charge = Some((worker, tokens));
+        }
+    }
+
+    pub(crate) fn discharge(&mut self, id: TurnId) {
+        let Some((worker, tokens)) = self.turns.get_mut(&id).and_then(|turn| turn.charge.take()) else {
+            return;
+        };
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            entry.running = entry.running.saturating_sub(1);
+            entry.running_tokens = entry.running_tokens.saturating_sub(tokens);
+        }
+        self.sweep(worker);
+    }
+
+    /// Counts a program's head at its home, or does so no more.
+    fn count_head(&mut self, slot: Slot, present: bool) {
+        let Some(program) = self.program(slot) else { return };
+        let (Some(home), head, group) = (program.home, program.shared, program.group.clone()) else { return };
+        let Some(worker) = self.workers.get_mut(&home).filter(|_| head > 0) else { return };
+        let heads = worker.heads.entry(group.clone()).or_default();
+        let longest = |heads: &BTreeMap<u64, u32>| heads.last_key_value().map_or(0, |(head, _)| *head);
+        let before = longest(heads);
+        if present {
+            *heads.entry(head).or_default() += 1;
+        } else if let Some(count) = heads.get_mut(&head) {
+            *count -= 1;
+            if *count == 0 {
+                heads.remove(&head);
+            }
+        }
+        worker.shared = worker.shared - before + longest(heads);
+        if heads.is_empty() {
+            worker.heads.remove(&group);
+        }
+    }
+
+    /// The program's cache lies nowhere any more. It stays as it is otherwise.
+    fn leave_home(&mut self, slot: Slot) {
+        self.discharge_idle(slot);
+        self.count_head(slot, false);
+        if let Some(program) = self.program_mut(slot) {
+            (program.home, program.shared) = (None, 0);
+        }
+    }
+
+    fn discharge_idle(&mut self, slot: Slot) {
+        let Some((worker, tokens)) = self.program_mut(slot).and_then(|program| program.charge.take()) else {
+            return;
+        };
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            entry.idle.remove(&slot);
+            entry.idle_tokens = entry.idle_tokens.saturating_sub(tokens);
+        }
+        self.sweep(worker);
+    }
+
+    fn charge_idle(&mut self, slot: Slot) {
+        let Some(program) = self.program(slot) else { return };
+        let (true, true, Some(home)) = (program.active, program.is_idle(), program.home) else { return };
+        let tokens = program.tokens.saturating_sub(program.shared);
+        let Some(entry) = self.workers.get_mut(&home) else { return };
+        entry.idle.insert(slot);
+        entry.idle_tokens += tokens;
+        if let Some(program) = self.program_mut(slot) {
+            program.charge = Some((home, tokens));
+        }
+    }
+
+    /// What an idle program is charged for.
+    pub(crate) fn idle_charge(&self, slot: Slot) -> u64 {
+        self.program(slot).and_then(|program| program.charge).map_or(0, |(_, tokens)| tokens)
+    }
+
+    pub(crate) fn progress(&mut self, id: TurnId, generated: u64) {
+        let Some(turn) = self.turns.get_mut(&id) else { return };
+        let more = generated.min(TOKENS_MAX).saturating_sub(turn.generated);
+        turn.generated += more;
+        if let Some((worker, tokens)) = &mut turn.charge {
+            *tokens += more;
+            if let Some(entry) = self.workers.get_mut(worker) {
+                entry.running_tokens += more;
+            }
+        }
+    }
+
+    /// A turn that ran is over. The program that it leaves idle.
+    pub(crate) fn end(&mut self, now: Time, id: TurnId, end: &End) -> Option<Slot> {
+        let turn = self.turns.get(&id).filter(|turn| !turn.waiting)?;
+        let known = end.usage.map(|usage| usage.input_tokens.saturating_add(usage.output_tokens));
+        let tokens = known.unwrap_or_else(|| turn.prompt.saturating_add(turn.generated)).min(TOKENS_MAX);
+        let slot = turn.slot;
+        if let Some(program) = self.program_mut(slot) {
+            program.peak = program.peak.max(tokens);
+            program.tools = end.tools;
+            program.served += 1;
+            program.ran = true;
+        }
+        self.leave(now, id, true)
+    }
+
+    /// A turn is over without an answer.
+    pub(crate) fn abort(&mut self, now: Time, id: TurnId) -> Option<Slot> {
+        let turn = self.turns.get(&id)?;
+        let (slot, waiting, before) = (turn.slot, turn.waiting, turn.before);
+        let computed = turn.dispatched.map(|_| turn.prompt.saturating_add(turn.generated));
+        self.stats.cancelled += u64::from(waiting);
+        let alone = self.program(slot).is_some_and(|program| program.live.len() == 1);
+        if let Some(program) = self.program_mut(slot) {
+            match computed {
+                Some(tokens) => {
+                    program.peak = program.peak.max(tokens.max(before.tokens));
+                    program.ran = true;
+                }
+                None => program.steps = program.steps.saturating_sub(1),
+            }
+        }
+        let idle = self.leave(now, id, false);
+        if let Some(slot) = idle.filter(|_| alone && computed.is_none()) {
+            self.restore(now, slot, &before);
+        }
+        idle
+    }
+
+    /// As if a turn had never come: the program's place, and since when it is away.
+    fn restore(&mut self, now: Time, slot: Slot, before: &Before) {
+        self.leave_home(slot);
+        let home = before.home.filter(|home| self.is_ready(*home));
+        let since = before.idle_since.unwrap_or(now);
+        self.idle.remove(&(now, slot));
+        if let Some(program) = self.program_mut(slot) {
+            (program.active, program.idle_since) = (before.active, Some(since));
+            (program.home, program.shared) = (home, home.map_or(0, |_| before.shared));
+        }
+        self.idle.insert((since, slot));
+        self.list_paused(slot);
+        self.count_head(slot, true);
+        self.charge_idle(slot);
+    }
+
+    /// Takes a turn out; the program that is idle now, if it stays.
+    fn leave(&mut self, now: Time, id: TurnId, ended: bool) -> Option<Slot> {
+        self.discharge(id);
+        let turn = self.turns.remove(&id)?;
+        self.waiting.remove(&(turn.order, id));
+        let slot = turn.slot;
+        let program = self.program_mut(slot)?;
+        program.live.remove(&id);
+        if !turn.waiting {
+            program.running = program.running.saturating_sub(1);
+        }
+        if !program.is_idle() {
+            return None;
+        }
+        if program.peak > 0 {
+            program.tokens = std::mem::take(&mut program.peak);
+        }
+        if program.ending || ended && turn.last || !program.ran || program.key.is_none() {
+            self.remove(slot);
+            return None;
+        }
+        program.idle_since = Some(now);
+        self.idle.insert((now, slot));
+        self.list_paused(slot);
+        self.charge_idle(slot);
+        Some(slot)
+    }
+
+    fn list_paused(&mut self, slot: Slot) {
+        if self.program(slot).is_some_and(|program| program.is_idle() && !program.active) {
+            self.paused.insert(slot);
+        } else {
+            self.paused.remove(&slot);
+        }
+    }
+
+    /// A program will not come back; it leaves now, or with its last live turn.
+    pub(crate) fn session_end(&mut self, key: &ProgramKey) {
+        let Some(slot) = self.by_key.get(key).copied() else { return };
+        match self.program_mut(slot) {
+            Some(program) if !program.is_idle() => program.ending = true,
+            _ => self.remove(slot),
+        }
+    }
+
+    /// The program loses its place: where its cache lies and how much it is.
+    pub(crate) fn pause(&mut self, slot: Slot) -> Option<(ProgramKey, WorkerId, u64)> {
+        self.discharge_idle(slot);
+        let program = self.program_mut(slot).filter(|program| program.active)?;
+        (program.active, program.marked) = (false, false);
+        let paused = (program.key.clone(), program.home, program.tokens);
+        self.stats.paused += 1;
+        self.list_paused(slot);
+        Some((paused.0?, paused.1?, paused.2))
+    }
+
+    /// An idle paused program gets a place at a worker without a turn.
+    pub(crate) fn resume_idle(&mut self, slot: Slot, worker: WorkerId) {
+        self.leave_home(slot);
+        if let Some(program) = self.program_mut(slot) {
+            (program.active, program.home, program.served) = (true, Some(worker), 0);
+            self.stats.resumed += 1;
+        }
+        self.list_paused(slot);
+        self.charge_idle(slot);
+    }
+
+    /// When the longest idle program became idle, and its kind.
+    pub(crate) fn next_expiry(&self) -> Option<Time> {
+        self.idle.first().map(|&(since, _)| since + self.idle_ttl)
+    }
+
+    /// Forgets programs that have been idle too long; `gone` hears of each.
+    pub(crate) fn expire(&mut self, now: Time, mut gone: impl FnMut(&Program)) {
+        for _ in 0..EXPIRE_PER_CALL_MAX {
+            let Some((_, slot)) =
+                self.idle.first().copied().filter(|(since, _)| *since + self.idle_ttl <= now)
+            else {
+                return;
+            };
+            if let Some(program) = self.program(slot) {
+                gone(program);
+            }
+            self.stats.expired += 1;
+            self.remove(slot);
+        }
+    }
+
+    /// Counts everything again.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut found: BTreeMap<WorkerId, (u64, u32, u64, BTreeSet<Slot>)> = BTreeMap::new();
+        for (id, turn) in &self.turns {
+            let program = self.program(turn.slot).ok_or(format!("{id} belongs to nobody"))?;
+            if !program.live.contains(id) || turn.waiting != self.waiting.contains(&(turn.order, *id)) {
+                return Err(format!("{id} is lost"));
+            }
+            if let Some((worker, tokens)) = turn.charge {
+                let sums = found.entry(worker).or_default();
+                (sums.0, sums.1) = (sums.0 + tokens, sums.1 + 1);
+            }
+        }
+        for (slot, program) in self.programs() {
+            if program.live.iter().any(|id| self.turns.get(id).is_none_or(|turn| turn.slot != slot)) {
+                return Err(format!("program {slot} has turns that are gone"));
+            }
+            if program.is_idle() != program.idle_since.is_some_and(|since| self.idle.contains(&(since, slot)))
+            {
+                return Err(format!("program {slot} is idle and not listed, or the other way round"));
+            }
+            if let Some((worker, tokens)) = program.charge {
+                let sums = found.entry(worker).or_default();
+                sums.2 += tokens;
+                sums.3.insert(slot);
+            }
+        }
+        let paused = |(slot, p): (Slot, &Program)| (p.is_idle() && !p.active) == self.paused.contains(&slot);
+        if !self.programs().all(paused) {
+            return Err("a paused program is not listed, or another one is".to_owned());
+        }
+        let listed = (self.waiting.len() <= self.turns.len(), self.idle.len() <= self.programs.len());
+        if listed != (true, true) || self.by_key.len() > self.programs_max {
+            return Err("more is listed than there is".to_owned());
+        }
+        for (id, worker) in &self.workers {
+            let counted = (worker.running_tokens, worker.running, worker.idle_tokens, worker.idle.clone());
+            let sums = found.remove(id).unwrap_or_default();
+            if counted != sums {
+                return Err(format!("{id} is charged {counted:?}, has {sums:?}"));
+            }
+            let heads: u64 =
+                worker.heads.values().filter_map(|h| h.last_key_value()).map(|(head, _)| *head).sum();
+            if heads != worker.shared {
+                return Err(format!("{id} counts heads of {}, has {heads}", worker.shared));
+            }
+        }
+        if found.is_empty() { Ok(()) } else { Err(format!("charges at unknown workers: {found:?}")) }
+    }
+}
+
+fn lies_at(prefix: &PrefixMatch) -> BTreeMap<WorkerId, Option<u64>> {
+    let size = u64::from(prefix.block_size);
+    let known = prefix.workers.iter().map(|w| (w.worker, Some(u64::from(w.host.max(w.device)) * size)));
+    prefix.blind.iter().map(|worker| (*worker, None)).chain(known).collect()
+}

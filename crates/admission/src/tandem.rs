@@ -1,0 +1,617 @@
+//! Sessions are admitted while their working sets fit; idle ones count by how likely they return in time.
+//!
+//! - Working set of a worker: tokens of running turns and what they are expected to grow by, tokens of idle programs times
+//!   the probability that they return within the break-even horizon, and heads that several programs share, once.
+//! - Horizon: keeping a context for that long takes as much of the worker as computing it again. With a prefill rate r
+//!   and a pool of C tokens that is C / r, whatever the context's length. The rate is learned from turns.
+//! - A turn of a program that has a place, whose cache still lies at home, goes home unless running turns alone fill the
+//!   pool; idle programs lose their places until all fits again. Any other turn waits for room below
+//!   [`TandemConfig::admit`]; idle programs that are less likely to return than not give way to it.
+//! - Placement: home while its cache lies there and it fits; else where most room is left, a prompt's missing tokens
+//!   counting as room taken. A program whose cache lies at a home that is full waits for it as long as computing
+//!   everything elsewhere would take, then moves: never more than twice the cost of knowing the future.
+//! - Order of arrival, but a turn that fits passes one that does not. A turn that is overdue keeps room for itself at the
+//!   worker that has most, and takes it from idle programs that have had some turns, smallest first, as long as the
+//!   re-prefills that this costs stay within a budget: [`TandemConfig::reprefill_share`] of workers' time.
+//! - Everything happens on events; a look every second lets the passing of time count.
+//! - I-TAN-1 no admission is forced: at each one the running turns of its worker fit the pool, but for a turn that runs
+//!   there alone.
+//! - I-TAN-2 while nothing is short of room, every turn is admitted at once.
+//! - Where tiers below the device hold KV there are two budgets: what stays counts against all tiers, what runs against
+//!   the device.
+//! - Deliberately absent: what is at each worker block by block. Matches come with turns.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tandem_types::{Time, TurnId, WorkerId};
+
+use crate::contract::{Action, Arrival, End, Event, Grant, HoldReason, Placement, Stats};
+use crate::gap::GapModel;
+use crate::rate::PrefillRate;
+use crate::table::{Program, Slot, Table, Turn, Worker};
+use crate::{AdmissionConfig, AdmissionError, AdmissionPolicy};
+
+/// Settings of `tandem`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TandemConfig {
+    /// Turns are admitted up to this part of what a worker holds. The rest is for growth that was not foreseen.
+    pub admit: f64,
+    /// Above this part idle programs lose their places.
+    pub pause: f64,
+    /// Down to this part.
+    pub pause_to: f64,
+    /// An idle program gives way to a waiting turn when it is less likely than this to return within the horizon.
+    pub give_way: f64,
+    /// Running turns may fill this part of device memory where tiers below it hold what idles.
+    pub running_max: f64,
+    /// Prefill rate in tokens a second until turns have told.
+    pub prefill_tokens_per_s: f64,
+    /// A turn held this long takes room from others.
+    pub overdue: Duration,
+    /// Part of workers' time that may go into computing again what overdue turns made others lose.
+    pub reprefill_share: f64,
+    /// Turns that a program runs before an overdue one may take its place.
+    pub turns_at_least: u64,
+}
+
+impl Default for TandemConfig {
+    fn default() -> Self {
+        Self {
+            admit: 0.95,
+            pause: 1.0,
+            pause_to: 0.98,
+            give_way: 0.5,
+            running_max: 0.9,
+            prefill_tokens_per_s: 20_000.0,
+            overdue: Duration::from_secs(30),
+            reprefill_share: 0.05,
+            turns_at_least: 4,
+        }
+    }
+}
+
+impl TandemConfig {
+    pub(crate) fn check(&self) -> Result<(), AdmissionError> {
+        let nonsense = |holds: bool, text| if holds { Ok(()) } else { Err(AdmissionError::Nonsense(text)) };
+        let part = |value: f64| value.is_finite() && value > 0.0;
+        nonsense(
+            part(self.admit) && self.admit <= self.pause,
+            "tandem.admit must be above 0, not above pause",
+        )?;
+        nonsense(
+            part(self.pause_to) && self.pause_to <= self.pause,
+            "tandem.pause_to must not be above pause",
+        )?;
+        nonsense(
+            self.pause.is_finite() && part(self.running_max),
+            "tandem.pause and running_max must be numbers",
+        )?;
+        nonsense((0.0..=1.0).contains(&self.give_way), "tandem.give_way must be from 0 to 1")?;
+        nonsense(part(self.prefill_tokens_per_s), "tandem.prefill_tokens_per_s must be above 0")?;
+        nonsense((0.0..=1.0).contains(&self.reprefill_share), "tandem.reprefill_share must be from 0 to 1")
+    }
+}
+
+/// Between two looks while turns wait.
+const LOOK: Duration = Duration::from_secs(1);
+/// Probabilities of return are this old at most.
+const FRESH: Duration = Duration::from_millis(250);
+/// Most waiting turns tried after one event.
+const TRIED_MAX: usize = 64;
+/// The budget for re-prefill does not pile up for longer.
+const CREDIT_MAX: Duration = Duration::from_secs(300);
+
+/// Medians and spreads of pauses that are believed before any were seen: tools, people.
+const TOOLS: (f64, f64) = (6.0, 1.5);
+const PEOPLE: (f64, f64) = (120.0, 1.6);
+
+/// Idle programs of a worker as they were weighed last.
+#[derive(Debug, Clone, Default)]
+struct Idle {
+    at: Time,
+    weighted: f64,
+    /// Probability of return, tokens, who: least likely first, in tenths, then smallest.
+    list: Vec<(f64, u64, Slot)>,
+}
+
+/// Where a turn can go, and who has to give way for it.
+#[derive(Debug)]
+struct Fit {
+    placement: Placement,
+    victims: Vec<Slot>,
+}
+
+impl Fit {
+    const fn free(placement: Placement) -> Self {
+        Self { placement, victims: Vec::new() }
+    }
+}
+
+/// The policy `tandem`.
+#[derive(Debug)]
+pub(crate) struct Tandem {
+    config: TandemConfig,
+    table: Table,
+    /// By (subagent, tools).
+    gaps: BTreeMap<(bool, bool), GapModel>,
+    rate: PrefillRate,
+    /// Mean length of answers, in tokens.
+    answer: f64,
+    idle: BTreeMap<WorkerId, Idle>,
+    /// Seconds of re-prefill that overdue turns may cause.
+    credit: f64,
+    credit_at: Time,
+    next_look: Option<Time>,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
+const fn float(tokens: u64) -> f64 {
+    tokens as f64
+}
+
+impl Tandem {
+    pub(crate) fn new(config: &AdmissionConfig) -> Self {
+        let gaps = [false, true].into_iter().flat_map(|child| {
+            let model = |(median, sigma)| GapModel::new(median, sigma);
+            [((child, true), model(TOOLS)), ((child, false), model(PEOPLE))]
+        });
+        Self {
+            table: Table::new(config.programs_max, config.program_idle_ttl, true),
+            gaps: gaps.collect(),
+            rate: PrefillRate::new(config.tandem.prefill_tokens_per_s),
+            answer: 0.0,
+            idle: BTreeMap::new(),
+            credit: 0.0,
+            credit_at: Time::ZERO,
+            next_look: None,
+            config: config.tandem.clone(),
+        }
+    }
+
+    /// How likely an idle program returns before keeping it has cost more than computing it again.
+    fn weight(&self, now: Time, program: &Program, resident: u64) -> f64 {
+        let Some(gaps) = self.gaps.get(&(program.child, program.tools)) else { return 1.0 };
+        let away = program.idle_since.map_or(Duration::ZERO, |since| now.since(since));
+        let horizon = Duration::from_secs_f64(self.rate.seconds(resident).clamp(0.0, 86_400.0));
+        gaps.returns_within(away, horizon)
+    }
+
+    /// Weighs a worker's idle programs again if that was long ago or they have changed.
+    fn weigh(&mut self, now: Time, id: WorkerId) {
+        if self.idle.get(&id).is_some_and(|idle| now.since(idle.at) < FRESH) {
+            return;
+        }
+        let Some(worker) = self.table.worker(id) else { return };
+        let resident = worker.capacity.map_or(0, |capacity| capacity.resident);
+        let programs = worker.idle.iter().filter_map(|slot| Some((*slot, self.table.program(*slot)?)));
+        let mut list: Vec<(f64, u64, Slot)> = programs
+            .map(|(slot, program)| (self.weight(now, program, resident), self.table.idle_charge(slot), slot))
+            .collect();
+        let tenths = |weight: f64| (weight * 10.0).floor();
+        list.sort_by(|a, b| tenths(a.0).total_cmp(&tenths(b.0)).then((a.1, a.2).cmp(&(b.1, b.2))));
+        let weighted = list.iter().map(|(weight, tokens, _)| weight * float(*tokens)).sum();
+        self.idle.insert(id, Idle { at: now, weighted, list });
+    }
+
+    /// A worker's idle programs changed.
+    fn touched(&mut self, worker: Option<WorkerId>) {
+        if let Some(worker) = worker {
+            self.idle.remove(&worker);
+        }
+    }
+
+    fn ready(&self) -> Vec<WorkerId> {
+        self.table.workers.iter().filter(|(_, worker)| worker.ready).map(|(id, _)| *id).collect()
+    }
+
+    /// Tokens that running turns will take, their growth and shared heads included.
+    fn running(&self, worker: &Worker) -> f64 {
+        float(worker.running_tokens + worker.shared) + f64::from(worker.running) * self.answer / 2.0
+    }
+
+    fn used(&mut self, now: Time, id: WorkerId) -> f64 {
+        self.weigh(now, id);
+        let idle = self.idle.get(&id).map_or(0.0, |idle| idle.weighted);
+        self.table.worker(id).map_or(0.0, |worker| self.running(worker)) + idle
+    }
+
+    /// What running turns may take of a worker.
+    fn running_max(&self, worker: &Worker) -> f64 {
+        worker.capacity.map_or(f64::INFINITY, |capacity| {
+            let below = capacity.resident > capacity.device;
+            float(capacity.device) * if below { self.config.running_max } else { self.config.pause }
+        })
+    }
+
+    /// Whether a turn may run beside those that do. One that is alone may, however large.
+    fn may_run(&self, worker: &Worker, need: f64) -> bool {
+        worker.running == 0 || self.running(worker) + need <= self.running_max(worker)
+    }
+
+    fn need(&self, turn: &Turn, worker: WorkerId) -> f64 {
+        float(self.table.need(turn, worker)) + self.answer
+    }
+
+    /// Where a turn can go; `reserved` = a worker whose room is kept for another.
+    fn place(&mut self, now: Time, id: TurnId, reserved: Option<WorkerId>) -> Result<Fit, HoldReason> {
+        let ready = self.ready();
+        let Some(turn) = self.table.turn(id).cloned() else { return Err(HoldReason::NoRoom) };
+        let Some(program) = self.table.program(turn.slot) else { return Err(HoldReason::NoRoom) };
+        if ready.is_empty() {
+            return Ok(Fit::free(Placement::Any));
+        }
+        let (active, ran, context) = (program.active, program.ran, program.tokens.min(turn.prompt));
+        let home = program.home.filter(|home| self.table.is_ready(*home));
+        let lies = |at: WorkerId| self.table.lies(&turn, at);
+        let at_home = home.filter(|home| lies(*home).is_none_or(|tokens| tokens * 2 >= context));
+        if let Some(home) = at_home.filter(|_| active) {
+            let worker = self.table.worker(home).cloned().unwrap_or_default();
+            return if self.may_run(&worker, self.need(&turn, home)) {
+                Ok(Fit::free(Placement::Pin(home)))
+            } else {
+                Err(HoldReason::NoRoom)
+            };
+        }
+        let mut best: Option<(f64, u64, Fit)> = None;
+        for at in ready.into_iter().filter(|at| Some(*at) != reserved) {
+            let Some((score, fit)) = self.fit(now, &turn, at) else { continue };
+            if Some(at) == at_home {
+                return Ok(fit);
+            }
+            if best.as_ref().is_none_or(|(least, _, _)| score < *least) {
+                let missing = turn.prompt.saturating_sub(self.table.lies(&turn, at).unwrap_or(0));
+                best = Some((score, missing, fit));
+            }
+        }
+        let held = if ran { HoldReason::Paused } else { HoldReason::NoRoom };
+        let (_, missing, fit) = best.ok_or(held)?;
+        // Waiting for home pays no longer than computing everything elsewhere takes.
+        let spared = at_home.map_or(0, |home| self.table.lies(&turn, home).unwrap_or(context).min(missing));
+        if spared > 0 && now.since(turn.arrived).as_secs_f64() < self.rate.seconds(spared) {
+            return Err(held);
+        }
+        Ok(fit)
+    }
+
+    /// Whether and how a turn fits at a worker, with a score: the part of the worker that would be taken.
+    fn fit(&mut self, now: Time, turn: &Turn, at: WorkerId) -> Option<(f64, Fit)> {
+        let used = self.used(now, at);
+        let worker = self.table.worker(at)?;
+        let need = self.need(turn, at);
+        let missing = float(turn.prompt.saturating_sub(self.table.lies(turn, at).unwrap_or(0)));
+        let Some(capacity) = worker.capacity else {
+            // Nothing is known of its room: its running turns stand for it.
+            return Some((f64::from(worker.running) * 1e-3, Fit::free(Placement::Prefer(at))));
+        };
+        let resident = float(capacity.resident);
+        let score = (used + need + missing) / resident;
+        let lacks = used + need - resident * self.config.admit;
+        if !self.may_run(worker, need) {
+            return None;
+        }
+        if lacks <= 0.0 {
+            return Some((score, Fit::free(Placement::Pin(at))));
+        }
+        let list = &self.idle.get(&at)?.list;
+        let alone = worker.running == 0 && need > resident * self.config.admit;
+        let bound = if alone { f64::INFINITY } else { self.config.give_way };
+        let victims =
+            enough(list.iter().filter(|(weight, _, _)| *weight < bound), if alone { used } else { lacks });
+        let victims = match victims {
+            Some(victims) => victims,
+            None if alone && list.is_empty() => Vec::new(),
+            None => return None,
+        };
+        // Taking a place costs somebody something.
+        Some((score + 1.0, Fit { placement: Placement::Pin(at), victims }))
+    }
+
+    fn admit(&mut self, now: Time, id: TurnId, fit: Fit, out: &mut Vec<Action>) {
+        for slot in fit.victims {
+            self.pause(slot, out);
+        }
+        let home = self.table.turn(id).and_then(|turn| self.table.program(turn.slot)?.home);
+        self.table.admit(id, fit.placement.worker());
+        self.touched(home);
+        self.touched(fit.placement.worker());
+        out.push(Action::Admit { turn: id, grant: Grant::to(fit.placement) });
+        if let Some(worker) = fit.placement.worker() {
+            self.relieve(now, worker, out);
+        }
+    }
+
+    fn pause(&mut self, slot: Slot, out: &mut Vec<Action>) {
+        let home = self.table.program(slot).and_then(|program| program.home);
+        if let Some((program, worker, tokens)) = self.table.pause(slot) {
+            out.push(Action::Paused { program, worker, tokens });
+        }
+        self.touched(home);
+    }
+
+    /// Idle programs lose their places until a worker's working set fits again; running ones are marked to lose theirs
+    /// when that does not suffice, what they will release counted.
+    fn relieve(&mut self, now: Time, id: WorkerId, out: &mut Vec<Action>) {
+        let used = self.used(now, id);
+        let Some(capacity) = self.table.worker(id).and_then(|worker| worker.capacity) else { return };
+        let resident = float(capacity.resident);
+        if used <= resident * self.config.pause {
+            return;
+        }
+        let mut lacks = used - resident * self.config.pause_to;
+        let list = self.idle.get(&id).map(|idle| idle.list.clone()).unwrap_or_default();
+        for (weight, tokens, slot) in list.into_iter().filter(|(weight, _, _)| *weight > 0.05) {
+            if lacks <= 0.0 {
+                return;
+            }
+            lacks -= weight * float(tokens);
+            self.pause(slot, out);
+        }
+        if lacks <= 0.0 {
+            return;
+        }
+        let mut running: Vec<(u64, Slot)> = Vec::new();
+        for (slot, program) in self.table.programs().filter(|(_, p)| p.running > 0 && p.home == Some(id)) {
+            let turns = program.live.iter().filter_map(|turn| self.table.turn(*turn));
+            let tokens = turns.filter(|turn| !turn.waiting).map(|turn| turn.prompt + turn.generated).sum();
+            if program.marked {
+                lacks -= float(tokens);
+            } else {
+                running.push((tokens, slot));
+            }
+        }
+        running.sort_unstable();
+        // The last one stays: somebody has to get on.
+        running.pop();
+        for (tokens, slot) in running {
+            if lacks <= 0.0 {
+                return;
+            }
+            lacks -= float(tokens);
+            if let Some(program) = self.table.program_mut(slot) {
+                program.marked = true;
+                self.table.stats.marked += 1;
+            }
+        }
+    }
+
+    /// Lets waiting turns in that fit, in their order. An overdue one keeps room for itself.
+    fn pump(&mut self, now: Time, out: &mut Vec<Action>) {
+        self.earn(now);
+        let mut reserved = None;
+        let waiting: Vec<TurnId> = self.table.waiting.iter().map(|(_, id)| *id).take(TRIED_MAX).collect();
+        for id in waiting {
+            let overdue = self.is_overdue(now, id);
+            match self.place(now, id, reserved) {
+                Ok(fit) => self.admit(now, id, fit, out),
+                Err(_) if overdue && reserved.is_none() => reserved = self.serve_overdue(now, id, out),
+                Err(_) => {}
+            }
+        }
+        self.next_look = (!self.table.waiting.is_empty()).then(|| now + LOOK);
+    }
+
+    fn is_overdue(&self, now: Time, id: TurnId) -> bool {
+        self.table.turn(id).is_some_and(|turn| now.since(turn.arrived) >= self.config.overdue)
+    }
+
+    /// The worker whose room is kept for the first turn that waits, if it is overdue.
+    fn reserved(&mut self, now: Time) -> Option<WorkerId> {
+        let (_, id) = self.table.waiting.first().copied()?;
+        self.is_overdue(now, id).then(|| self.roomiest(now)).flatten()
+    }
+
+    fn roomiest(&mut self, now: Time) -> Option<WorkerId> {
+        let room = |at: WorkerId, policy: &mut Self| {
+            let used = policy.used(now, at);
+            let capacity = policy.table.worker(at)?.capacity?;
+            Some((float(capacity.resident) * policy.config.admit - used, at))
+        };
+        let all: Vec<(f64, WorkerId)> = self.ready().into_iter().filter_map(|at| room(at, self)).collect();
+        all.into_iter().max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map(|(_, at)| at)
+    }
+
+    fn earn(&mut self, now: Time) {
+        let workers = float(self.table.workers.values().filter(|worker| worker.ready).count() as u64);
+        let earned = |time: Duration| time.as_secs_f64() * workers * self.config.reprefill_share;
+        self.credit = (self.credit + earned(now.since(self.credit_at))).min(earned(CREDIT_MAX));
+        self.credit_at = now;
+    }
+
+    /// Takes room for an overdue turn from idle programs that have had their turns, as long as the budget pays for what
+    /// they lose. The worker whose room is kept for it if it could not be let in.
+    fn serve_overdue(&mut self, now: Time, id: TurnId, out: &mut Vec<Action>) -> Option<WorkerId> {
+        let turn = self.table.turn(id).cloned()?;
+        let mut best: Option<(f64, Fit)> = None;
+        for at in self.ready() {
+            let used = self.used(now, at);
+            let Some(worker) = self.table.worker(at) else { continue };
+            let (need, Some(capacity)) = (self.need(&turn, at), worker.capacity) else { continue };
+            if !self.may_run(worker, need) {
+                continue;
+            }
+            let lacks = used + need - float(capacity.resident) * self.config.admit;
+            let mut list = self.idle.get(&at).map(|idle| idle.list.clone()).unwrap_or_default();
+            let had =
+                |slot: Slot| self.table.program(slot).is_some_and(|p| p.served >= self.config.turns_at_least);
+            list.retain(|(_, _, slot)| had(*slot));
+            list.sort_by_key(|(_, tokens, slot)| (*tokens, *slot));
+            let Some(victims) = enough(list.iter(), lacks) else { continue };
+            let lost =
+                |slot: &Slot| list.iter().find(|(_, _, s)| s == slot).map_or(0.0, |(w, t, _)| w * float(*t));
+            let tokens: f64 = victims.iter().map(lost).sum();
+            let cost = self.rate.seconds(1) * tokens;
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((cost, Fit { placement: Placement::Pin(at), victims }));
+            }
+        }
+        match best {
+            Some((cost, fit)) if cost <= self.credit => {
+                self.credit -= cost;
+                self.admit(now, id, fit, out);
+                None
+            }
+            _ => self.roomiest(now),
+        }
+    }
+
+    fn arrived(&mut self, now: Time, arrival: &Arrival<'_>, out: &mut Vec<Action>) {
+        let id = arrival.turn;
+        if !self.table.arrive(now, arrival) {
+            return;
+        }
+        let slot = self.table.turn(id).map(|turn| turn.slot);
+        let home = slot.and_then(|slot| self.table.program(slot)?.home);
+        self.touched(home);
+        self.learn_gap(now, id);
+        let reserved = self.reserved(now);
+        match self.place(now, id, reserved) {
+            Ok(fit) => self.admit(now, id, fit, out),
+            Err(reason) => {
+                let alone = |p: &Program| p.active && p.running == 0;
+                if let Some(slot) = slot.filter(|slot| self.table.program(*slot).is_some_and(alone)) {
+                    // It lost its cache or there is no room to run: it queues like others.
+                    self.pause(slot, out);
+                }
+                out.push(Action::Hold { turn: id, reason });
+                self.next_look.get_or_insert(now + LOOK);
+            }
+        }
+    }
+
+    fn learn_gap(&mut self, now: Time, id: TurnId) {
+        let Some(turn) = self.table.turn(id) else { return };
+        let since = turn.away_since();
+        let Some(kind) = self.table.program(turn.slot).map(|program| (program.child, program.tools)) else {
+            return;
+        };
+        if let (Some(since), Some(gaps)) = (since, self.gaps.get_mut(&kind)) {
+            gaps.returned(now.since(since));
+        }
+    }
+
+    fn ended(&mut self, now: Time, id: TurnId, end: &End, out: &mut Vec<Action>) {
+        if let Some(usage) = end.usage {
+            let output = float(usage.output_tokens.min(1 << 20));
+            self.answer += (output - self.answer) * if self.answer > 0.0 { 0.02 } else { 1.0 };
+        }
+        let home = self.table.turn(id).and_then(|turn| self.table.program(turn.slot)?.home);
+        let idle = self.table.end(now, id, end);
+        self.left(idle, home, out);
+    }
+
+    fn left(&mut self, idle: Option<Slot>, home: Option<WorkerId>, out: &mut Vec<Action>) {
+        self.touched(home);
+        if let Some(slot) = idle.filter(|slot| self.table.program(*slot).is_some_and(|p| p.marked)) {
+            self.pause(slot, out);
+        }
+    }
+
+    fn first_token(&mut self, now: Time, id: TurnId) {
+        let Some(turn) = self.table.turn(id) else { return };
+        let (Some(since), Some(at)) = (turn.dispatched, turn.at()) else { return };
+        if let Some(lies) = self.table.lies(turn, at) {
+            self.rate.sample(turn.prompt.saturating_sub(lies), now.since(since));
+        }
+    }
+
+    fn expire(&mut self, now: Time) {
+        let gaps = &mut self.gaps;
+        self.table.expire(now, |program| {
+            if let Some(gaps) = gaps.get_mut(&(program.child, program.tools)) {
+                gaps.never();
+            }
+        });
+        self.idle.clear();
+    }
+}
+
+/// The first of those listed that free enough together; `None` = all of them do not.
+fn enough<'a>(list: impl Iterator<Item = &'a (f64, u64, Slot)>, lacks: f64) -> Option<Vec<Slot>> {
+    let (mut left, mut taken) = (lacks, Vec::new());
+    for (weight, tokens, slot) in list {
+        if left <= 0.0 {
+            break;
+        }
+        left -= weight * float(*tokens);
+        taken.push(*slot);
+    }
+    (left <= 0.0).then_some(taken)
+}
+
+impl AdmissionPolicy for Tandem {
+    fn name(&self) -> &'static str {
+        "tandem"
+    }
+
+    fn on(&mut self, now: Time, event: &Event<'_>, out: &mut Vec<Action>) {
+        self.on_time(now, out);
+        match event {
+            Event::WorkerReady { worker, capacity } => self.table.worker_ready(*worker, *capacity),
+            Event::WorkerLost { worker } => {
+                self.table.worker_lost(*worker);
+                self.touched(Some(*worker));
+            }
+            Event::Arrived(arrival) => return self.arrived(now, arrival, out),
+            Event::Dispatched { turn, worker } => {
+                let before = self.table.turn(*turn).and_then(Turn::at);
+                self.table.dispatched(now, *turn, *worker);
+                if before != Some(*worker) {
+                    self.touched(before);
+                    self.touched(Some(*worker));
+                    self.relieve(now, *worker, out);
+                }
+                return;
+            }
+            Event::Undispatched { turn } => self.table.discharge(*turn),
+            Event::FirstToken { turn } => return self.first_token(now, *turn),
+            Event::Progress { turn, generated } => {
+                self.table.progress(*turn, *generated);
+                if let Some(worker) = self.table.turn(*turn).and_then(Turn::at) {
+                    self.relieve(now, worker, out);
+                }
+                return;
+            }
+            Event::Ended { turn, end } => self.ended(now, *turn, end, out),
+            Event::Aborted { turn } => {
+                let home = self.table.turn(*turn).and_then(|turn| self.table.program(turn.slot)?.home);
+                let idle = self.table.abort(now, *turn);
+                let back = idle.and_then(|slot| self.table.program(slot)?.home);
+                self.touched(back);
+                self.left(idle, home, out);
+            }
+            Event::SessionEnd { program } => {
+                self.table.session_end(program);
+                self.idle.clear();
+            }
+        }
+        self.pump(now, out);
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        [self.next_look, self.table.next_expiry()].into_iter().flatten().min()
+    }
+
+    fn on_time(&mut self, now: Time, out: &mut Vec<Action>) {
+        if self.table.next_expiry().is_some_and(|at| at <= now) {
+            self.expire(now);
+        }
+        if self.next_look.is_some_and(|at| at <= now) {
+            self.pump(now, out);
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.table.stats()
+    }
+
+    fn charged(&self, worker: WorkerId) -> (u64, u64) {
+        self.table.charged(worker)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.table.check()
+    }
+}

@@ -1,0 +1,9 @@
+//! Admission policies, driven by hand.
+
+#![expect(clippy::expect_used, clippy::panic, reason = "a helper that fails is a failed test")]
+
+mod defects;
+mod random;
+mod support;
+mod tandem;
+mod thunderagent;

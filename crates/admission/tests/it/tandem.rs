@@ -1,0 +1,234 @@
+//! The policy `tandem`, step by step.
+
+use std::time::Duration;
+
+use tandem_admission::{AdmissionConfig, Capacity, Event, HoldReason, Placement, TandemConfig};
+
+use crate::support::{World, key, lies, w};
+
+/// 100 tokens a second: a pool of 10,000 tokens has a horizon of 100 s.
+fn config(change: impl FnOnce(&mut TandemConfig)) -> AdmissionConfig {
+    let mut tandem = TandemConfig { prefill_tokens_per_s: 100.0, ..TandemConfig::default() };
+    change(&mut tandem);
+    AdmissionConfig { policy: "tandem".to_owned(), tandem, ..AdmissionConfig::default() }
+}
+
+fn world(capacities: &[u64]) -> World {
+    World::new(&config(|_| {}), capacities)
+}
+
+/// I-TAN-2.
+#[test]
+fn while_all_fit_nobody_waits_and_everybody_goes_home() {
+    let mut world = world(&[10_000, 10_000]);
+    for round in 0..5_u32 {
+        for program in 0..10 {
+            let prompt = 1_000 + u64::from(round) * 100;
+            let turn = world.arrive(&format!("p{program}"), prompt);
+            assert_eq!(world.grant(turn).placement, Placement::Pin(w(program % 2)));
+            world.end(turn, prompt + 50);
+            world.at(f64::from(round) * 20.0 + f64::from(program));
+        }
+    }
+    assert_eq!((world.policy.stats().paused, world.policy.stats().moved), (0, 0));
+}
+
+#[test]
+fn newcomers_are_admitted_up_to_095() {
+    let mut world = world(&[10_000]);
+    let a = world.arrive("a", 5_000);
+    let b = world.arrive("b", 4_500);
+    assert!(world.runs(a) && world.runs(b), "9500");
+    let c = world.arrive("c", 10);
+    assert_eq!(world.held(c), HoldReason::NoRoom);
+}
+
+/// I-TAN-1.
+#[test]
+fn returning_programs_may_fill_the_pool_and_not_more() {
+    let mut world = world(&[10_000]);
+    world.acting("a", 4_000);
+    world.acting("b", 4_000);
+    let a = world.arrive("a", 5_000);
+    let b = world.arrive("b", 4_990);
+    assert!(world.runs(a) && world.runs(b), "with an answer of a token each");
+    world.at(1.0);
+    world.end(a, 5_000);
+    let a = world.arrive("a", 5_200);
+    assert_eq!(world.held(a), HoldReason::NoRoom, "4,990 + 5,200 do not fit");
+    world.end(b, 4_990);
+    world.tell(&Event::SessionEnd { program: &key("b") });
+    assert!(world.runs(a));
+}
+
+#[test]
+fn a_turn_larger_than_the_pool_runs_alone() {
+    let mut world = world(&[1_000]);
+    let big = world.arrive("big", 5_000);
+    assert!(world.runs(big), "the engine has to say what it thinks of that");
+    let small = world.arrive("small", 10);
+    assert!(!world.runs(small));
+    world.end(big, 5_000);
+    world.tell(&Event::SessionEnd { program: &key("big") });
+    assert!(world.runs(small));
+}
+
+/// Tools have been seen to take 2 s: after 200 s few are expected within the next 100.
+#[test]
+fn idle_programs_give_way_when_they_are_not_expected() {
+    let mut world = world(&[10_000]);
+    world.acting("fast", 100);
+    for i in 1..200_u32 {
+        world.at(f64::from(i) * 2.0);
+        world.acting("fast", 100);
+    }
+    world.tell(&Event::SessionEnd { program: &key("fast") });
+    world.acting("a", 9_000);
+    world.at(401.0);
+    let b = world.arrive("b", 5_000);
+    assert!(!world.runs(b), "a is expected back");
+    world.at(600.0);
+    assert!(world.runs(b), "a is overdue by far");
+    let a = world.arrive("a", 9_100);
+    assert!(!world.runs(a), "b runs in its place");
+    assert!(world.policy.charged(w(0)).0 <= 10_000);
+}
+
+#[test]
+fn people_are_expected_back_later_than_tools() {
+    // Nothing was seen yet: priors of 6 s for tools and 120 s for people, a horizon of 100 s, and 40 s have passed.
+    for (tools, waits) in [(true, false), (false, true)] {
+        let mut world = World::new(&config(|c| c.give_way = 0.55), &[10_000]);
+        let a = world.arrive("a", 9_000);
+        world.end_as(a, Some(9_000), tools);
+        world.at(0.1);
+        let b = world.arrive("b", 4_000);
+        // A person is less likely than not back within the horizon, tools are nearly sure to be.
+        assert_eq!(world.runs(b), waits, "tools {tools}");
+    }
+}
+
+#[test]
+fn a_program_whose_cache_is_gone_queues_like_a_newcomer() {
+    let mut world = world(&[10_000]);
+    world.acting("a", 4_000);
+    world.acting("b", 5_000);
+    let b = world.arrive_with("b", 5_200, &lies(&[(w(0), 5_000)], 5_200));
+    assert!(world.runs(b), "it lies there");
+    world.end(b, 5_200);
+    let a = world.arrive_with("a", 5_000, &lies(&[(w(0), 1_000)], 5_000));
+    assert_eq!(world.held(a), HoldReason::Paused, "3,000 of 4,000 are gone, and 5,200 + 5,000 exceed 9,500");
+}
+
+/// The cache of a lies at worker 0, which is full. Computing its 2,000 tokens again takes 20 s.
+#[test]
+fn waiting_for_home_lasts_as_long_as_moving_would_cost() {
+    let mut world = World::new(&config(|c| c.reprefill_share = 0.0), &[10_000, 10_000]);
+    world.acting("a", 2_000);
+    let x = world.arrive("x", 9_000);
+    assert_eq!(world.worker(x), w(1));
+    let y = world.arrive("y", 7_300);
+    assert_eq!(world.worker(y), w(0));
+    let z = world.arrive_with("a", 3_000, &lies(&[(w(0), 2_000)], 3_000));
+    assert_eq!(world.held(z), HoldReason::NoRoom, "7,300 + 3,000");
+    world.end(x, 9_000);
+    world.tell(&Event::SessionEnd { program: &key("x") });
+    assert!(!world.runs(z), "worker 1 is empty now, but home may be soon");
+    world.at(19.0);
+    assert!(!world.runs(z));
+    world.at(21.0);
+    assert_eq!(world.worker(z), w(1));
+    assert_eq!(world.policy.stats().moved, 1);
+}
+
+#[test]
+fn a_resumed_program_goes_home_when_its_cache_still_lies_there() {
+    let mut world = world(&[10_000, 10_000]);
+    world.acting("a", 3_000);
+    let x = world.arrive("x", 9_000);
+    assert_eq!(world.worker(x), w(1));
+    let y = world.arrive("y", 6_400);
+    world.tell(&Event::Progress { turn: tandem_types::TurnId(y), generated: 3_000 });
+    assert_eq!(world.paused, ["a"], "9,400 + 3,000");
+    world.end(x, 9_000);
+    world.tell(&Event::SessionEnd { program: &key("x") });
+    world.end(y, 5_000);
+    let a = world.arrive_with("a", 3_100, &lies(&[(w(0), 3_000)], 3_100));
+    assert_eq!(world.worker(a), w(0), "worker 1 is empty, but home has room too");
+}
+
+/// 5 % of one worker's time, 100 tokens a second: after 60 s the budget pays for 300 tokens.
+#[test]
+fn an_overdue_turn_takes_a_place_as_the_budget_allows() {
+    for (share, tokens, runs) in [(0.05, 250, true), (0.05, 1_500, false), (0.0, 250, false)] {
+        let settings = |c: &mut TandemConfig| {
+            c.reprefill_share = share;
+            c.give_way = 0.0;
+            c.turns_at_least = 1;
+        };
+        let mut world = World::new(&config(settings), &[10_000]);
+        world.arrive("runs", 9_400 - tokens);
+        world.acting("small", tokens);
+        let late = world.arrive("late", 200);
+        assert!(!world.runs(late));
+        // small keeps coming back, so that it is always expected.
+        for i in 1..60_u32 {
+            world.at(f64::from(i));
+            if world.runs(late) {
+                break;
+            }
+            world.acting("small", tokens);
+        }
+        assert_eq!(world.runs(late), runs, "{share} {tokens}");
+        assert_eq!(world.paused.contains(&"small".to_owned()), runs);
+    }
+}
+
+#[test]
+fn an_overdue_turn_keeps_room_for_itself() {
+    let mut world = World::new(&config(|c| c.reprefill_share = 0.0), &[10_000]);
+    let a = world.arrive("a", 5_000);
+    world.arrive("b", 2_000);
+    let large = world.arrive("large", 7_000);
+    let small = world.arrive("small", 2_000);
+    assert!(!world.runs(large) && world.runs(small), "at first a small one passes");
+    world.at(31.0);
+    world.end(a, 5_000);
+    world.tell(&Event::SessionEnd { program: &key("a") });
+    let other = world.arrive("other", 1_000);
+    assert!(!world.runs(large) && !world.runs(other), "5,000 are free and kept");
+    world.end(small, 2_000);
+    world.tell(&Event::SessionEnd { program: &key("small") });
+    assert!(world.runs(large));
+}
+
+#[test]
+fn a_lower_tier_keeps_what_idles_and_the_device_what_runs() {
+    let mut world = World::new(&config(|_| {}), &[]);
+    let capacity = Some(Capacity { device: 1_000, resident: 10_000 });
+    world.tell(&Event::WorkerReady { worker: w(0), capacity });
+    (0..9).for_each(|i| world.acting(&format!("p{i}"), 800));
+    let first = world.arrive("p0", 800);
+    let second = world.arrive("p1", 800);
+    assert!(world.runs(first) && !world.runs(second), "900 of device memory are for running turns");
+    world.end(first, 810);
+    assert!(world.runs(second), "at once");
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let bad = [
+        config(|c| c.admit = 0.0),
+        config(|c| c.admit = 1.1),
+        config(|c| c.pause_to = f64::NAN),
+        config(|c| c.give_way = 2.0),
+        config(|c| c.prefill_tokens_per_s = 0.0),
+        AdmissionConfig { policy: "best".to_owned(), ..AdmissionConfig::default() },
+    ];
+    for config in bad {
+        assert!(tandem_admission::by_name(&config).is_err(), "{config:?}");
+    }
+    let text = serde_json::to_string(&config(|c| c.overdue = Duration::from_secs(7))).expect("text");
+    let back: AdmissionConfig = serde_json::from_str(&text).expect("settings");
+    assert_eq!(back.tandem.overdue, Duration::from_secs(7));
+}
