@@ -5,14 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::HeaderValue;
-use tandem_types::{EngineId, EngineKind};
+use tandem_types::{EngineId, EngineKind, WorkerRole};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::EnginesConfig;
+use crate::lora;
 use crate::spec::{BaseUrl, EngineAddress, EngineKindHint, EngineSpec};
-use crate::state::{EngineState, EngineStatus, LastError, LoadSource, ModelInfo, Target, WorkerStatus};
+use crate::state::{
+    Bootstrap, EngineState, EngineStatus, LastError, LoadSource, ModelInfo, Target, WorkerStatus,
+};
 
 /// What the task has found out. Written by the task, read by everyone.
 #[derive(Debug)]
@@ -25,9 +28,18 @@ pub(crate) struct Facts {
     pub(crate) models: Vec<ModelInfo>,
     pub(crate) workers: BTreeMap<u32, WorkerStatus>,
     pub(crate) load_source: LoadSource,
+    /// What the engine itself says of the part of the work that it does.
+    pub(crate) split: SplitInfo,
     pub(crate) last_error: Option<(String, Instant)>,
     pub(crate) failures: u32,
     pub(crate) downs: u64,
+}
+
+/// What an engine says of the part of the work that it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct SplitInfo {
+    pub(crate) role: Option<WorkerRole>,
+    pub(crate) bootstrap_port: Option<u16>,
 }
 
 /// An engine in the registry.
@@ -86,6 +98,7 @@ impl Engine {
                 models: Vec::new(),
                 workers: BTreeMap::new(),
                 load_source: LoadSource::Unknown,
+                split: SplitInfo::default(),
                 last_error: None,
                 failures: 0,
                 downs: 0,
@@ -140,7 +153,26 @@ impl Engine {
             api_key: self.spec.api_key.clone(),
             rank: (facts.workers.len() > 1).then_some(rank),
             host: self.host.clone(),
+            bootstrap: Bootstrap {
+                host: self.base.host().trim_matches(['[', ']']).to_owned(),
+                port: self.spec.bootstrap_port.or(facts.split.bootstrap_port),
+            },
         }
+    }
+
+    /// The part of the work that it does: as the user says, else as it says itself. Nobody knows how KV travels
+    /// between engines of other makes.
+    pub(crate) fn role(&self, kind: Option<EngineKind>, told: SplitInfo) -> WorkerRole {
+        match kind {
+            Some(EngineKind::Vllm | EngineKind::Sglang) => self.spec.role.or(told.role).unwrap_or_default(),
+            Some(EngineKind::OpenAi) | None => WorkerRole::Both,
+        }
+    }
+
+    /// The LoRA adapter that `model` means to it.
+    pub(crate) fn adapter<'a>(&self, model: &'a str) -> Option<&'a str> {
+        let facts = self.facts();
+        lora::adapter(facts.kind?, &facts.models, self.spec.loads_adapters, model)
     }
 
     /// The engine as a whole, without a rank.
@@ -176,6 +208,10 @@ impl Engine {
                 .map(|(text, at)| LastError { text: text.clone(), ago: at.elapsed() }),
             failures: facts.failures,
             downs: facts.downs,
+            role: self.role(facts.kind, facts.split),
+            loads_adapters: self.spec.loads_adapters,
+            tags: self.spec.tags.clone(),
+            taints: self.spec.taints.clone(),
             labels: self.spec.labels.clone(),
         }
     }

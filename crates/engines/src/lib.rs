@@ -16,6 +16,7 @@ mod discovery;
 mod engine;
 mod headers;
 mod kv_events;
+mod lora;
 mod metrics;
 mod pool;
 mod probe;
@@ -48,6 +49,6 @@ pub use spec::{
     SpecError,
 };
 pub use state::{
-    EngineEvent, EngineState, EngineStatus, LastError, LoadSource, ModelInfo, Target, WorkerStatus,
+    Bootstrap, EngineEvent, EngineState, EngineStatus, LastError, LoadSource, ModelInfo, Target, WorkerStatus,
 };
 pub use tls::{ClientIdentity, TlsConfig, TlsError};

@@ -15,7 +15,7 @@ use tandem_types::EngineKind;
 use crate::client::HttpClient;
 use crate::control::Control;
 use crate::spec::{BaseUrl, EngineAddress, EngineKindHint, EngineSpec};
-use crate::state::{LoadSource, ModelInfo, Target};
+use crate::state::{Bootstrap, LoadSource, ModelInfo, Target};
 use crate::survey::{self, Survey};
 use crate::wire;
 
@@ -136,8 +136,14 @@ pub async fn probe(client: &HttpClient, spec: &EngineSpec, options: ProbeOptions
             return report;
         }
     };
-    let target =
-        Target { base, kind: EngineKind::OpenAi, api_key: spec.api_key.clone(), rank: None, host: None };
+    let target = Target {
+        base,
+        kind: EngineKind::OpenAi,
+        api_key: spec.api_key.clone(),
+        rank: None,
+        host: None,
+        bootstrap: Bootstrap::default(),
+    };
     let control = Control { client: client.clone(), target, timeout: options.timeout };
     let survey = match survey::survey(&control, spec.kind).await {
         Ok(survey) => survey,

@@ -236,6 +236,18 @@ impl Engines {
         self.get(worker.engine).map(|e| e.target(worker.rank))
     }
 
+    /// The LoRA adapter that `model` means to a worker's engine: the namespace of its KV. `None` = a model.
+    #[must_use]
+    pub fn adapter_at<'a>(&self, worker: WorkerId, model: &'a str) -> Option<&'a str> {
+        self.get(worker.engine).and_then(|engine| engine.adapter(model))
+    }
+
+    /// The same before a worker is chosen: what the name means to the first engine to which it means an adapter.
+    #[must_use]
+    pub fn adapter<'a>(&self, model: &'a str) -> Option<&'a str> {
+        self.shared.engines.load().values().filter(|e| !e.is_removed()).find_map(|e| e.adapter(model))
+    }
+
     /// The token ids of a request's prompt, as the engine's own tokenizer and chat template make them, without
     /// generating. `body` is the request as the client sent it. vLLM's `*/render` routes are tried first, then
     /// `/tokenize`. For use in the background: bounded by [`EnginesConfig::render_concurrency`] and

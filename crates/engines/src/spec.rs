@@ -9,8 +9,9 @@
 //!     the records.
 //!
 //!   Keys: `kind` (`auto`, `vllm`, `sglang`, `openai`), `api_key`, `max_running`, `kv_events` (`off` or rank 0's
-//!   publisher as the engine is configured with it, `tcp://*:5557`), `kv_replay` (rank 0's replay socket),
-//!   `label.NAME`.
+//!   publisher as the engine is configured with it, `tcp://*:5557`), `kv_replay` (rank 0's replay socket), `role`
+//!   (`auto`, `both`, `prefill`, `decode`), `bootstrap_port` (where an SGLang prefill engine is met), `lora` (`loaded`,
+//!   or `any`: the engine loads adapters when asked), `labels` and `taints` (`a|b`), `label.NAME`.
 //! - Invariants: I-SPEC-1 a base URL never ends in `/` nor in `/v1` (users paste the OpenAI base URL);
 //!   I-SPEC-2 neither `Display` nor `Debug` shows an API key.
 //! - Deliberately absent: user names and passwords in URLs, `%` decoding, reading of files or environment.
@@ -21,6 +22,7 @@ use std::str::FromStr;
 
 use http::{HeaderValue, Uri};
 use serde::{Deserialize, Serialize};
+use tandem_types::WorkerRole;
 
 use crate::kv_events::ZmqEndpoint;
 
@@ -70,7 +72,8 @@ pub enum SpecError {
     OptionForm(String),
     /// An unknown option.
     #[error(
-        "unknown option {0:?}: the options are kind, api_key, max_running, kv_events, kv_replay and label.NAME"
+        "unknown option {0:?}: the options are kind, api_key, max_running, kv_events, kv_replay, role, \
+         bootstrap_port, lora, labels, taints and label.NAME"
     )]
     OptionUnknown(String),
     /// The same option twice.
@@ -86,8 +89,8 @@ pub enum SpecError {
         /// What would do.
         expected: &'static str,
     },
-    /// More labels than [`LABELS_MAX`].
-    #[error("more than {LABELS_MAX} labels")]
+    /// More labels, or more taints, than [`LABELS_MAX`].
+    #[error("more than {LABELS_MAX} labels or taints")]
     LabelsMax,
 }
 
@@ -308,7 +311,17 @@ pub struct EngineSpec {
     pub max_running: Option<u32>,
     /// Where its cache events are published.
     pub kv_events: KvEventsSpec,
-    /// Free labels, for the admin API and for policies.
+    /// The part of the work that it does, if the user says.
+    pub role: Option<WorkerRole>,
+    /// Port at which its prefill workers are met (SGLang), if the user says.
+    pub bootstrap_port: Option<u16>,
+    /// It loads LoRA adapters when a call asks for them.
+    pub loads_adapters: bool,
+    /// Labels without a value.
+    pub tags: Vec<String>,
+    /// What keeps calls away that do not say that they put up with it.
+    pub taints: Vec<String>,
+    /// Labels with a value, for the admin API and for policies.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -322,8 +335,19 @@ impl EngineSpec {
             api_key: None,
             max_running: None,
             kv_events: KvEventsSpec::DISCOVER,
+            role: None,
+            bootstrap_port: None,
+            loads_adapters: false,
+            tags: Vec::new(),
+            taints: Vec::new(),
             labels: BTreeMap::new(),
         }
+    }
+
+    /// The labels as requests name them: `big`, `zone=a`.
+    pub(crate) fn all_labels(&self) -> Vec<String> {
+        let valued = self.labels.iter().map(|(name, value)| format!("{name}={value}"));
+        self.tags.iter().cloned().chain(valued).collect()
     }
 }
 
@@ -431,18 +455,54 @@ fn parse_options(text: &str, spec: &mut EngineSpec) -> Result<(), SpecError> {
                 let expected = "an endpoint like tcp://*:5558";
                 spec.kv_events.replay = Some(value.parse().map_err(|_| bad(value, expected))?);
             }
+            "role" => {
+                spec.role = match value {
+                    "auto" => None,
+                    "both" => Some(WorkerRole::Both),
+                    "prefill" => Some(WorkerRole::Prefill),
+                    "decode" => Some(WorkerRole::Decode),
+                    _ => return Err(bad(value, "auto, both, prefill or decode")),
+                };
+            }
+            "bootstrap_port" => {
+                let port = value.parse().ok().filter(|port| *port > 0);
+                spec.bootstrap_port = Some(port.ok_or_else(|| bad(value, "a port from 1 to 65535"))?);
+            }
+            "lora" => {
+                spec.loads_adapters = match value {
+                    "loaded" => false,
+                    "any" => true,
+                    _ => return Err(bad(value, "loaded or any")),
+                };
+            }
+            "labels" => spec.tags = words(value).ok_or_else(|| bad(value, WORDS))?,
+            "taints" => spec.taints = words(value).ok_or_else(|| bad(value, WORDS))?,
             _ => match key.strip_prefix("label.") {
                 Some(name) if !name.is_empty() => {
-                    if spec.labels.len() == LABELS_MAX {
-                        return Err(SpecError::LabelsMax);
-                    }
                     spec.labels.insert(name.to_owned(), value.to_owned());
                 }
                 _ => return Err(SpecError::OptionUnknown(key.to_owned())),
             },
         }
     }
+    if spec.labels.len() + spec.tags.len() > LABELS_MAX || spec.taints.len() > LABELS_MAX {
+        return Err(SpecError::LabelsMax);
+    }
     Ok(())
+}
+
+const WORDS: &str = "words of visible ascii between bars, such as big|h200";
+
+/// `a|b`: words of visible ASCII, each once.
+fn words(text: &str) -> Option<Vec<String>> {
+    let mut words: Vec<String> = text.split('|').map(str::to_owned).collect();
+    let usable = |word: &String| !word.is_empty() && word.bytes().all(|b| b.is_ascii_graphic());
+    if !words.iter().all(usable) {
+        return None;
+    }
+    words.sort();
+    words.dedup();
+    Some(words)
 }
 
 #[cfg(test)]
@@ -491,6 +551,21 @@ mod tests {
     }
 
     #[test]
+    fn roles_labels_and_taints_are_read() {
+        let spec: EngineSpec =
+            "http://a:8000@role=prefill,bootstrap_port=8998,lora=any,labels=h200|big|h200,label.zone=a,taints=batch"
+                .parse()
+                .expect("valid");
+        assert_eq!((spec.role, spec.bootstrap_port), (Some(WorkerRole::Prefill), Some(8998)));
+        assert!(spec.loads_adapters);
+        assert_eq!(spec.all_labels(), ["big", "h200", "zone=a"]);
+        assert_eq!(spec.taints, ["batch"]);
+        let many: String = (0..=LABELS_MAX).map(|n| format!("l{n}|")).collect();
+        let error = format!("http://a@labels={}", many.trim_end_matches('|')).parse::<EngineSpec>();
+        assert_eq!(error, Err(SpecError::LabelsMax));
+    }
+
+    #[test]
     fn names_are_discovered() {
         let spec: EngineSpec = "dns+https://Engines.svc:8000@kind=sglang".parse().expect("valid");
         assert_eq!(
@@ -525,8 +600,14 @@ mod tests {
             ("http://a@kind=vllm,fast", "has no value"),
             (
                 "http://a@weight=3",
-                "the options are kind, api_key, max_running, kv_events, kv_replay and label.NAME",
+                "the options are kind, api_key, max_running, kv_events, kv_replay, role, bootstrap_port, lora, labels, \
+                 taints and label.NAME",
             ),
+            ("http://a@role=both|prefill", "expected auto, both, prefill or decode"),
+            ("http://a@bootstrap_port=0", "expected a port from 1"),
+            ("http://a@lora=all", "expected loaded or any"),
+            ("http://a@labels=big||fast", "such as big|h200"),
+            ("http://a@taints=", "such as big|h200"),
             ("http://a@api_key=se cret", "visible ascii"),
         ] {
             assert!(error(text).contains(says), "{text:?}: {}", error(text));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::header::{self, HeaderMap, HeaderValue};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
-use tandem_types::{EngineId, EngineKind, LoadReport, WorkerId, WorkerInfo};
+use tandem_types::{EngineId, EngineKind, LoadReport, WorkerId, WorkerInfo, WorkerRole};
 
 use crate::headers::DATA_PARALLEL_RANK;
 use crate::spec::{ApiKey, BaseUrl};
@@ -61,6 +61,22 @@ pub struct Target {
     pub rank: Option<u32>,
     /// The `host` to show, where it differs from the URL's (engines found by DNS).
     pub host: Option<HeaderValue>,
+    /// Where the workers of a split turn meet, for an engine that computes prompts (SGLang).
+    pub bootstrap: Bootstrap,
+}
+
+/// Where the workers of a split turn meet.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Bootstrap {
+    /// Host, an IPv6 address without its brackets.
+    pub host: String,
+    /// Port; `None` = SGLang's usual one.
+    pub port: Option<u16>,
+}
+
+impl Bootstrap {
+    /// SGLang's `--disaggregation-bootstrap-port` where nothing is said.
+    pub const PORT: u16 = 8998;
 }
 
 impl Target {
@@ -191,6 +207,14 @@ pub struct EngineStatus {
     pub failures: u32,
     /// Times that it went from ready to down.
     pub downs: u64,
+    /// The part of the work that it does.
+    pub role: WorkerRole,
+    /// It loads LoRA adapters when a call asks for them.
+    pub loads_adapters: bool,
+    /// The user's labels without a value.
+    pub tags: Vec<String>,
+    /// The user's taints.
+    pub taints: Vec<String>,
     /// The user's labels.
     pub labels: BTreeMap<String, String>,
 }

@@ -16,6 +16,7 @@ use http::StatusCode;
 use tandem_types::EngineKind;
 
 use crate::control::{Answer, Control};
+use crate::engine::SplitInfo;
 use crate::spec::EngineKindHint;
 use crate::state::{LoadSource, ModelInfo, WorkerStatus};
 use crate::{metrics, wire};
@@ -31,6 +32,7 @@ pub(crate) struct Survey {
     pub(crate) load_source: LoadSource,
     /// At least one worker.
     pub(crate) workers: BTreeMap<u32, WorkerStatus>,
+    pub(crate) split: SplitInfo,
     /// Index into [`health_paths`].
     pub(crate) health_path: usize,
 }
@@ -148,9 +150,16 @@ pub(crate) async fn survey(control: &Control, hint: EngineKindHint) -> Result<Su
             EngineKind::Sglang | EngineKind::OpenAi => None,
         }
     };
-    let (well, version, loads) = tokio::join!(
+    let split = async {
+        match kind {
+            EngineKind::Sglang => sglang_info(control).await.map(|info| info.split()).unwrap_or_default(),
+            EngineKind::Vllm | EngineKind::OpenAi => SplitInfo::default(),
+        }
+    };
+    let (well, version, split, loads) = tokio::join!(
         health(control, kind, &mut health_path),
         version,
+        split,
         loads(control, kind, LoadSource::Unknown, llamacpp)
     );
     well?;
@@ -168,6 +177,7 @@ pub(crate) async fn survey(control: &Control, hint: EngineKindHint) -> Result<Su
         models: listed.map(|l| l.models).unwrap_or_default(),
         load_source: loads.source,
         workers,
+        split,
         health_path,
     })
 }

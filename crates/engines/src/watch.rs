@@ -28,6 +28,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::config::EnginesConfig;
 use crate::control::Control;
 use crate::engine::Engine;
+use crate::lora;
 use crate::registry::Engines;
 use crate::state::{EngineEvent, LoadSource};
 use crate::survey::{self, ASLEEP, Loads, Survey};
@@ -322,6 +323,7 @@ impl<'a> Watch<'a> {
             facts.models.clone_from(&survey.models);
             facts.workers.clone_from(&survey.workers);
             facts.load_source = survey.load_source;
+            facts.split = survey.split;
             changed
         };
         if ranks_changed {
@@ -415,12 +417,21 @@ impl<'a> Watch<'a> {
     }
 
     fn infos(&self, survey: &Survey) -> BTreeMap<u32, WorkerInfo> {
-        let models: Vec<String> = survey.models.iter().map(|m| m.id.clone()).collect();
+        let adapters = lora::adapters(survey.kind, &survey.models);
+        let mut models: Vec<String> = survey.models.iter().map(|m| m.id.clone()).collect();
+        models.extend(adapters.iter().map(|adapter| adapter.name.clone()));
+        models.sort_unstable();
+        models.dedup();
+        let spec = &self.engine.spec;
         let info = |status: &crate::state::WorkerStatus| WorkerInfo {
+            role: self.engine.role(Some(survey.kind), survey.split),
             models: models.clone(),
+            adapters: adapters.clone(),
+            loads_adapters: spec.loads_adapters,
             kv_capacity_tokens: status.kv_capacity_tokens,
-            max_running: self.engine.spec.max_running,
-            labels: self.engine.spec.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
+            max_running: spec.max_running,
+            labels: spec.all_labels(),
+            taints: spec.taints.clone(),
             ..WorkerInfo::new(survey.kind)
         };
         survey.workers.iter().map(|(rank, status)| (*rank, info(status))).collect()

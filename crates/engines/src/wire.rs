@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tandem_types::{EngineKind, LoadReport};
+use tandem_types::{EngineKind, LoadReport, WorkerRole};
 
 use crate::config::{MODELS_MAX, RANKS_MAX};
+use crate::engine::SplitInfo;
 use crate::state::{ModelInfo, WorkerStatus};
 
 /// `/v1/models`.
@@ -149,6 +150,10 @@ pub(crate) struct SglangInfo {
     pub(crate) kv_events_config: Option<String>,
     #[serde(default)]
     pub(crate) disable_radix_cache: Option<bool>,
+    #[serde(default)]
+    disaggregation_mode: Option<String>,
+    #[serde(default)]
+    disaggregation_bootstrap_port: Option<u16>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -170,6 +175,16 @@ pub(crate) fn sglang_info(body: &[u8]) -> Option<SglangInfo> {
 }
 
 impl SglangInfo {
+    /// The part of the work that it does.
+    pub(crate) fn split(&self) -> SplitInfo {
+        let role = match self.disaggregation_mode.as_deref() {
+            Some("prefill") => Some(WorkerRole::Prefill),
+            Some("decode") => Some(WorkerRole::Decode),
+            Some(_) | None => None,
+        };
+        SplitInfo { role, bootstrap_port: self.disaggregation_bootstrap_port.filter(|port| *port > 0) }
+    }
+
     /// Ranks with their capacity; load is not told here.
     pub(crate) fn ranks(&self) -> BTreeMap<u32, WorkerStatus> {
         let states = self.internal_states.as_deref().unwrap_or_default();
@@ -255,6 +270,12 @@ mod tests {
         assert_eq!((info.enable_cache_report, info.enable_priority_scheduling), (Some(true), Some(false)));
         let two = sglang_info(br#"{"dp_size":2,"max_total_num_tokens":100,"internal_states":[]}"#);
         assert_eq!(two.map(|i| i.ranks().len()), Some(2));
+        let split = |text: &[u8]| sglang_info(text).expect("server info").split();
+        let prefill = split(
+            br#"{"max_total_num_tokens":9,"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8999}"#,
+        );
+        assert_eq!((prefill.role, prefill.bootstrap_port), (Some(WorkerRole::Prefill), Some(8999)));
+        assert_eq!(split(br#"{"max_total_num_tokens":9,"disaggregation_mode":"null"}"#).role, None);
         assert!(sglang_info(br#"{"vllm_config":{}}"#).is_none(), "vLLM's route of the same name");
     }
 

@@ -53,6 +53,7 @@ families! {
     Errors, Counter, "tandem_errors_total", "kind", "Errors that the gateway itself answered with.";
     Dispatches, Counter, "tandem_dispatches_total", "attempt", "Turns sent to a worker, first tries and retries.";
     DispatchFailures, Counter, "tandem_dispatch_failures_total", "kind", "Tries that failed before the first byte of an answer.";
+    PrefillLost, Counter, "tandem_prefill_lost_total", "", "Prompts that a worker for prompts computed without saying where their KV lies, so that they were computed again.";
     StreamsCut, Counter, "tandem_streams_cut_total", "cause", "Answers that the engine cut or fell silent in.";
     Superseded, Counter, "tandem_superseded_total", "", "Turns that were replaced by their own repetition on a new connection.";
     ClientGone, Counter, "tandem_client_gone_total", "phase", "Clients that hung up before their answer was over.";

@@ -105,6 +105,11 @@ impl Owner {
         Ok((receiver, LastWord(last)))
     }
 
+    /// A turn's prompt is computed, by the worker that is there for that.
+    pub(crate) fn prefill_done(&self, turn: TurnId) {
+        self.tell(Input::PrefillDone { turn });
+    }
+
     /// The engine accepted a turn.
     pub(crate) fn started(&self, turn: TurnId) {
         self.tell(Input::TurnStarted { turn });
@@ -118,6 +123,11 @@ impl Owner {
     /// A try failed before the first byte.
     pub(crate) async fn failed(&self, turn: TurnId, failure: DispatchFailure) {
         let _ = self.messages.send(Message::Input(Box::new(Input::TurnFailed { turn, failure }))).await;
+    }
+
+    /// The same, through the fault of its prefill worker.
+    pub(crate) async fn prefill_failed(&self, turn: TurnId, failure: DispatchFailure) {
+        let _ = self.messages.send(Message::Input(Box::new(Input::PrefillFailed { turn, failure }))).await;
     }
 
     /// A program will not come back.
@@ -166,8 +176,8 @@ pub(crate) struct Parts {
 
 /// Makes the channel and the task's future.
 pub(crate) fn new(parts: Parts) -> (Owner, impl Future<Output = ()> + Send) {
-    // Per turn: arrival, end, and up to two pieces of news that may wait at once.
-    let (messages, receiver) = mpsc::channel(parts.turns_max.saturating_mul(4).saturating_add(1024));
+    // Per turn: arrival, end, and up to three pieces of news that may wait at once.
+    let (messages, receiver) = mpsc::channel(parts.turns_max.saturating_mul(5).saturating_add(1024));
     let owner = Owner { messages, metrics: parts.metrics.clone() };
     let task = Task { parts, turns: HashMap::new(), effects: Vec::new() };
     (owner, task.run(receiver))

@@ -79,4 +79,8 @@ pub(crate) struct Asked {
     pub(crate) priority: i32,
     pub(crate) rank: Option<u32>,
     pub(crate) request_id: Option<String>,
+    /// Prompt tokens that another engine computed.
+    pub(crate) fetched: u32,
+    /// What the answer tells of where the prompt's KV lies.
+    pub(crate) kv_transfer: Option<serde_json::Value>,
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tandem_engine_model::TiersConfig;
 
 use crate::fault::FaultRule;
+use crate::pd::MockSplit;
 use crate::script::Script;
 
 /// Whose wire the mock speaks.
@@ -204,6 +205,8 @@ pub struct MockConfig {
     pub kv_events: Option<KvEventsConfig>,
     /// The key that clients must present as a bearer token (or `x-api-key`); `None` = none.
     pub api_key: Option<String>,
+    /// Its part in turns whose prompt and answer are split; `None` = such calls are served as all others.
+    pub split: Option<MockSplit>,
     /// What is answered.
     pub script: Script,
     /// Length of unscripted answers.
@@ -239,6 +242,7 @@ impl Default for MockConfig {
             dp_ranks: 1,
             kv_events: Some(KvEventsConfig::default()),
             api_key: None,
+            split: None,
             script: Script::default(),
             answer: AnswerLength::default(),
             record: RecordConfig::default(),

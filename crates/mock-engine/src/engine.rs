@@ -122,7 +122,7 @@ impl MockEngine {
         let driver = Driver::start(models, sinks, store, config.kind, config.speed);
         // Engines of equal seed give equal answers, but never equal ids.
         let id_seed = xxh3_64_with_seed(addr.to_string().as_bytes(), config.seed);
-        let state = Arc::new(State::new(config, driver, max_model_len, endpoints, recorder, id_seed));
+        let state = Arc::new(State::new(config, addr, driver, max_model_len, endpoints, recorder, id_seed));
         let (listening, orders) = mpsc::channel(1);
         tokio::spawn(server::run(Arc::clone(&state), listener, addr, orders, dead.clone()));
         Ok(Self { addr, state, listening, dead, _kill: kill })

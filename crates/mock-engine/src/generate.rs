@@ -64,6 +64,8 @@ impl Generation {
         for (i, prompt) in self.asked.prompts.iter().enumerate() {
             let length = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
             let cached = progress.get(i * n).map_or(0, |p| p.cached);
+            // All that was fetched but the last token, which is computed to answer.
+            let cached = cached.max(self.asked.fetched.min(length.saturating_sub(1)));
             counts.prompt += length;
             counts.cached += cached;
             counts.loaded += progress.get(i * n).map_or(0, |p| p.loaded.tokens());

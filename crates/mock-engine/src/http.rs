@@ -5,6 +5,7 @@
 //! - Invariants: I-HTP-1 every request is recorded once, whatever becomes of it, unless its body never ends;
 //!   I-HTP-2 bodies above [`BODY_MAX`] are refused without being kept.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
@@ -24,6 +25,7 @@ use crate::error::{Api, ApiError};
 use crate::fault::{Fault, FaultPlan, FaultSubject};
 use crate::json::{Json, object};
 use crate::out::Face;
+use crate::pd::Desk;
 use crate::record::Recorder;
 use crate::script::Chooser;
 use crate::{routes, words};
@@ -42,6 +44,10 @@ pub(crate) struct State {
     pub(crate) recorder: Recorder,
     pub(crate) faults: Mutex<FaultPlan>,
     pub(crate) script: Mutex<Arc<Chooser>>,
+    /// Where it listens.
+    pub(crate) addr: SocketAddr,
+    /// What other engines may fetch here.
+    pub(crate) desk: Desk,
     pub(crate) started: SystemTime,
     /// Requests to generate that are under way, for vLLM's `/load`.
     pub(crate) in_flight: AtomicI64,
@@ -52,6 +58,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(
         config: MockConfig,
+        addr: SocketAddr,
         driver: Driver,
         max_model_len: u32,
         kv: Vec<KvEndpoints>,
@@ -62,7 +69,21 @@ impl State {
         let script = Mutex::new(Arc::new(Chooser::new(config.script.clone())));
         let started = SystemTime::now();
         let (in_flight, ids) = (AtomicI64::new(0), AtomicU64::new(0));
-        Self { config, driver, max_model_len, kv, recorder, faults, script, started, in_flight, ids, id_seed }
+        Self {
+            config,
+            driver,
+            max_model_len,
+            kv,
+            recorder,
+            faults,
+            script,
+            addr,
+            desk: Desk::default(),
+            started,
+            in_flight,
+            ids,
+            id_seed,
+        }
     }
 
     pub(crate) fn chooser(&self) -> Arc<Chooser> {

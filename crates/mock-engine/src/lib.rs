@@ -39,6 +39,7 @@ mod metrics_vllm;
 mod observe;
 mod out;
 mod parse;
+pub mod pd;
 pub mod record;
 mod routes;
 pub mod script;
@@ -54,6 +55,7 @@ pub use config::{
 };
 pub use engine::{KvEndpoints, MockEngine, MockStats, StartError};
 pub use fault::{Fault, FaultRule};
+pub use pd::{MockRole, MockSplit};
 pub use record::Record;
 pub use script::{AgentScript, Fallback, ReplyItem, Rule, Script, When};
 pub use store::{MockStore, StoreConfig};

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use http::{Method, Response};
 use serde_json::{Map, Value};
 
+use crate::asked::Sampling;
 use crate::body::{Body, Emitter, Ended};
 use crate::config::MockKind;
 use crate::error::{Api, ApiError};
@@ -15,6 +16,7 @@ use crate::http::{Call, State, json, refuse, respond, spoiled, sse};
 use crate::json::object;
 use crate::out::{self, Render};
 use crate::parse::{self, Context, object_of};
+use crate::pd;
 use crate::utility;
 
 /// The API of a route that generates.
@@ -55,11 +57,18 @@ pub(crate) async fn generate(
     fault: Option<Fault>,
 ) -> Response<Body> {
     let guard = InFlight::new(state);
-    let generation = match read(state, api, call, parsed) {
-        Ok(asked) => begin(state, asked).await,
-        Err(error) => Err(error),
+    let begun = async {
+        let part = pd::part(state, call, parsed.as_ref()).await?;
+        let mut asked = read(state, api, call, parsed)?;
+        asked.fetched = part.fetched();
+        if part.one_token() {
+            asked.sampling = Sampling { max_tokens: Some(1), min_tokens: 0, ..asked.sampling };
+        }
+        let mut generation = begin(state, asked).await?;
+        generation.asked.kv_transfer = part.hand_over(state, &generation).await?;
+        Ok::<_, ApiError>(generation)
     };
-    let generation = match generation {
+    let generation = match begun.await {
         Ok(generation) => generation,
         Err(error) => return refuse(state, api, &error),
     };
@@ -164,6 +173,9 @@ async fn stream(g: Generation, mut render: Box<dyn Render>, mut emitter: Emitter
 
 /// Answers everything else.
 pub(crate) async fn utility(state: &Arc<State>, call: &Call) -> Response<Body> {
+    if let Some(response) = pd::answer(state, call).await {
+        return response;
+    }
     match utility::answer(state, call).await {
         Some(Ok(response)) => response,
         Some(Err(error)) => {

@@ -10,7 +10,14 @@ pub(crate) const fn worker(engine: u32) -> WorkerId {
 
 /// A worker of which nothing but its load is known.
 pub(crate) const fn candidate(engine: u32, load: u64) -> Candidate {
-    Candidate { worker: worker(engine), load, queued_prefill: 0, home_tokens: 0, kv_capacity_tokens: None, cold: false }
+    Candidate {
+        worker: worker(engine),
+        load,
+        queued_prefill: 0,
+        home_tokens: 0,
+        kv_capacity_tokens: None,
+        cold: false,
+    }
 }
 
 /// Workers with fixed loads.

@@ -144,12 +144,7 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn on_prefill_failed(
-        &mut self,
-        id: TurnId,
-        failure: &DispatchFailure,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(crate) fn on_prefill_failed(&mut self, id: TurnId, failure: &DispatchFailure, out: &mut Vec<Effect>) {
         match self.turns.get(id).map(|turn| turn.phase) {
             Some(Phase::Running { prefill: Some(worker), answering: false, .. }) => {
                 self.end_prefill(id, verdict(failure.kind));
@@ -222,13 +217,7 @@ impl Scheduler {
     }
 
     /// The turn's dispatch failed through `worker`; its places are free again.
-    fn try_again(
-        &mut self,
-        id: TurnId,
-        worker: WorkerId,
-        failure: &DispatchFailure,
-        out: &mut Vec<Effect>,
-    ) {
+    fn try_again(&mut self, id: TurnId, worker: WorkerId, failure: &DispatchFailure, out: &mut Vec<Effect>) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         if !turn.failed_on.contains(&worker) {
             turn.failed_on.push(worker);

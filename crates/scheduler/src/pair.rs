@@ -140,7 +140,8 @@ impl Scheduler {
     fn lacks_little(&self, id: TurnId, worker: WorkerId) -> Option<u64> {
         let most = self.config.pd.local_prefill.tokens();
         let at = self.workers.get(worker).filter(|at| at.kind() == Some(EngineKind::Vllm) && most > 0)?;
-        let tokens = self.turns.get(id).map(|turn| expected_prefill(&self.route(turn, Leg::Decode), worker))?;
+        let tokens =
+            self.turns.get(id).map(|turn| expected_prefill(&self.route(turn, Leg::Decode), worker))?;
         (tokens.saturating_add(at.queued_prefill) <= most).then_some(tokens)
     }
 
@@ -259,11 +260,7 @@ impl Scheduler {
     }
 
     /// The placement at given workers, if they are well and can take the turn now.
-    pub(crate) fn choose_same(
-        &self,
-        id: TurnId,
-        (worker, prefill): Legs,
-    ) -> Option<Placement> {
+    pub(crate) fn choose_same(&self, id: TurnId, (worker, prefill): Legs) -> Option<Placement> {
         let turn = self.turns.get(id)?;
         let same = |worker, role| {
             let wanted = wanted(&self.workers, turn, role, None, 0)?;

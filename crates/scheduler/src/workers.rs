@@ -304,7 +304,8 @@ impl Workers {
             let mut serving = self.present().filter(|w| w.role() == role && w.serves(asked)).peekable();
             (serving.peek().is_some(), serving.any(|worker| worker.suits(wishes)))
         };
-        let (whole, prefill, decode) = (of(WorkerRole::Both), of(WorkerRole::Prefill), of(WorkerRole::Decode));
+        let (whole, prefill, decode) =
+            (of(WorkerRole::Both), of(WorkerRole::Prefill), of(WorkerRole::Decode));
         let lacking = |(there, suits): (bool, bool)| there && !suits;
         let split = prefill.0 || decode.0;
         (whole.0 || split) && !whole.1 && (!split || lacking(prefill) || lacking(decode))

@@ -85,10 +85,49 @@ pub enum BodyField {
     SessionId,
     /// `return_token_ids` (vLLM, SGLang).
     ReturnTokenIds,
+    /// `stream`.
+    Stream,
+    /// `max_tokens`.
+    MaxTokens,
+    /// `max_completion_tokens` (chat).
+    MaxCompletionTokens,
+    /// `max_output_tokens` (responses).
+    MaxOutputTokens,
+    /// `min_tokens` (vLLM, SGLang).
+    MinTokens,
+    /// `kv_transfer_params` (vLLM): where a prompt's KV is to come from or go to.
+    KvTransferParams,
+    /// `bootstrap_host` (SGLang): where the two workers of a split turn meet.
+    BootstrapHost,
+    /// `bootstrap_port` (SGLang).
+    BootstrapPort,
+    /// `bootstrap_room` (SGLang): a number that both of them name.
+    BootstrapRoom,
+    /// `disagg_prefill_dp_rank` (SGLang): which rank of the prefill worker has the KV.
+    DisaggPrefillDpRank,
 }
 
 impl BodyField {
-    const COUNT: usize = 6;
+    /// Every field, in the order of the enumeration.
+    const ALL: [Self; 16] = [
+        Self::Model,
+        Self::StreamOptions,
+        Self::CacheSalt,
+        Self::Priority,
+        Self::SessionId,
+        Self::ReturnTokenIds,
+        Self::Stream,
+        Self::MaxTokens,
+        Self::MaxCompletionTokens,
+        Self::MaxOutputTokens,
+        Self::MinTokens,
+        Self::KvTransferParams,
+        Self::BootstrapHost,
+        Self::BootstrapPort,
+        Self::BootstrapRoom,
+        Self::DisaggPrefillDpRank,
+    ];
+    const COUNT: usize = Self::ALL.len();
 
     /// The field's name in the body.
     #[must_use]
@@ -100,30 +139,25 @@ impl BodyField {
             Self::Priority => "priority",
             Self::SessionId => "session_id",
             Self::ReturnTokenIds => "return_token_ids",
+            Self::Stream => "stream",
+            Self::MaxTokens => "max_tokens",
+            Self::MaxCompletionTokens => "max_completion_tokens",
+            Self::MaxOutputTokens => "max_output_tokens",
+            Self::MinTokens => "min_tokens",
+            Self::KvTransferParams => "kv_transfer_params",
+            Self::BootstrapHost => "bootstrap_host",
+            Self::BootstrapPort => "bootstrap_port",
+            Self::BootstrapRoom => "bootstrap_room",
+            Self::DisaggPrefillDpRank => "disagg_prefill_dp_rank",
         }
     }
 
     fn named(name: &[u8]) -> Option<Self> {
-        Some(match name {
-            b"model" => Self::Model,
-            b"stream_options" => Self::StreamOptions,
-            b"cache_salt" => Self::CacheSalt,
-            b"priority" => Self::Priority,
-            b"session_id" => Self::SessionId,
-            b"return_token_ids" => Self::ReturnTokenIds,
-            _ => return None,
-        })
+        Self::ALL.into_iter().find(|field| field.name().as_bytes() == name)
     }
 
     const fn slot(self) -> usize {
-        match self {
-            Self::Model => 0,
-            Self::StreamOptions => 1,
-            Self::CacheSalt => 2,
-            Self::Priority => 3,
-            Self::SessionId => 4,
-            Self::ReturnTokenIds => 5,
-        }
+        self as usize
     }
 }
 

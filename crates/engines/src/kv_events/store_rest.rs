@@ -18,7 +18,7 @@ use super::store::StoreEventsConfig;
 use crate::client::{HttpClient, empty};
 use crate::control::Control;
 use crate::spec::BaseUrl;
-use crate::state::Target;
+use crate::state::{Bootstrap, Target};
 
 /// Longest key that is read, in bytes.
 const KEY_BYTES_MAX: usize = 4096;
@@ -103,8 +103,14 @@ struct Tally {
 
 impl Rest {
     pub(super) fn new(client: HttpClient, admin: BaseUrl, config: &StoreEventsConfig) -> Self {
-        let target =
-            Target { base: Arc::new(admin), kind: EngineKind::OpenAi, api_key: None, rank: None, host: None };
+        let target = Target {
+            base: Arc::new(admin),
+            kind: EngineKind::OpenAi,
+            api_key: None,
+            rank: None,
+            host: None,
+            bootstrap: Bootstrap::default(),
+        };
         Self {
             control: Control { client, target, timeout: config.listing_timeout },
             silence: config.listing_timeout,

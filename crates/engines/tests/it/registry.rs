@@ -11,11 +11,7 @@ fn up(engine: u32, info: &WorkerInfo) -> EngineEvent {
 }
 
 fn tiny(kind: EngineKind, kv_capacity_tokens: Option<u64>) -> WorkerInfo {
-    WorkerInfo {
-        models: vec!["tiny".to_owned()],
-        kv_capacity_tokens,
-        ..WorkerInfo::new(kind)
-    }
+    WorkerInfo { models: vec!["tiny".to_owned()], kv_capacity_tokens, ..WorkerInfo::new(kind) }
 }
 
 fn vllm_info() -> WorkerInfo {
@@ -101,10 +97,8 @@ async fn an_engine_with_nothing_but_a_model_list_is_used() {
     let net = Net::new();
     net.serve("a:1", &Script::new(&[("/v1/models", 200, r#"{"data":[{"id":"m"},{"id":"b"}]}"#)]));
     let mut fleet = Fleet::start(&net, &["http://a:1/v1"]);
-    let info = WorkerInfo {
-        models: vec!["b".to_owned(), "m".to_owned()],
-        ..WorkerInfo::new(EngineKind::OpenAi)
-    };
+    let info =
+        WorkerInfo { models: vec!["b".to_owned(), "m".to_owned()], ..WorkerInfo::new(EngineKind::OpenAi) };
     assert_eq!(fleet.next().await, up(0, &info));
     assert_eq!(fleet.during(secs(120)).await, []);
 }

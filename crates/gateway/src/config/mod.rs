@@ -12,9 +12,9 @@ mod units;
 pub use kv::{Kv, KvSettings, KvStore, PromptSource, StoreKind, TokenizerArg};
 pub use resolved::{ConfigError, Listen, Resolved, Tenancy, TlsFiles, apply_trace_environment};
 pub use sections::{
-    ApiKey, Auth, Breaker, Cors, EngineTls, Health, Hold, Hygiene, IdentityKeys, Limits, Retry, Sessions,
-    Timeouts, Tls, ToolEvents, Trace, TraceFormat, TraceRows, TraceSink, TraceTokens, VolatileText, Worker,
-    WorkerKind,
+    ApiKey, Auth, Breaker, Cors, EngineTls, Fallback, Health, Hold, Hygiene, IdentityKeys, Limits,
+    LocalPrefill, LocalPrefillName, Pd, Retry, Sessions, Timeouts, Tls, ToolEvents, Trace, TraceFormat,
+    TraceRows, TraceSink, TraceTokens, VolatileText, Worker, WorkerKind,
 };
 pub use units::{Secret, Size, Span, UnitError};
 
@@ -86,6 +86,8 @@ pub struct Config {
     pub breaker: Breaker,
     /// How engines are watched.
     pub health: Health,
+    /// Models whose prompts and answers have workers of their own.
+    pub pd: Pd,
     /// What is remembered of sessions.
     pub sessions: Sessions,
     /// Who may call.
@@ -136,6 +138,7 @@ impl Default for Config {
             retry: Retry::default(),
             breaker: Breaker::default(),
             health: Health::default(),
+            pd: Pd::default(),
             sessions: Sessions::default(),
             auth: Auth::default(),
             cors: Cors::default(),

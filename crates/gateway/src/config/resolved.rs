@@ -378,6 +378,7 @@ fn scheduler(config: &Config) -> Result<SchedulerConfig, ConfigError> {
         backoff_first: config.retry.initial_backoff.0,
         backoff_max: config.retry.max_backoff.0,
         startup_grace: config.health.startup_grace.0,
+        pd: config.pd.scheduler(),
         ..SchedulerConfig::default()
     };
     // Some reports may fail before a load counts as unknown.

@@ -218,6 +218,74 @@ impl Default for Health {
     }
 }
 
+/// Models whose prompts and answers have workers of their own (`role=prefill`, `role=decode`).
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pd {
+    /// When a worker for answers computes a prompt itself: `off`, `auto`, or the most tokens that it may lack.
+    /// vLLM only.
+    pub local_prefill: LocalPrefill,
+    /// What serves a turn when no pair of workers can.
+    pub fallback: Fallback,
+}
+
+/// When a worker for answers computes a prompt itself.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum LocalPrefill {
+    /// By name.
+    Named(LocalPrefillName),
+    /// When it lacks this many tokens at most.
+    Tokens(u64),
+}
+
+/// When a worker for answers computes a prompt itself, by name.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LocalPrefillName {
+    /// Never.
+    Off,
+    /// When it lacks so little that the answers beside it hardly slow down.
+    Auto,
+}
+
+impl Default for LocalPrefill {
+    fn default() -> Self {
+        Self::Named(LocalPrefillName::Auto)
+    }
+}
+
+/// What serves a turn when no pair of workers can.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Fallback {
+    /// Nothing: it waits.
+    Hold,
+    /// A worker that does both, where there is one.
+    #[default]
+    Aggregated,
+    /// The same; and, while no worker for prompts is ready, a worker for answers (vLLM only).
+    Alone,
+}
+
+impl Pd {
+    /// As the scheduler has it.
+    pub(super) const fn scheduler(&self) -> tandem_scheduler::PdConfig {
+        tandem_scheduler::PdConfig {
+            local_prefill: match self.local_prefill {
+                LocalPrefill::Named(LocalPrefillName::Off) => tandem_scheduler::LocalPrefill::Off,
+                LocalPrefill::Named(LocalPrefillName::Auto) => tandem_scheduler::LocalPrefill::Auto,
+                LocalPrefill::Tokens(tokens) => tandem_scheduler::LocalPrefill::Tokens(tokens),
+            },
+            fallback: match self.fallback {
+                Fallback::Hold => tandem_scheduler::PdFallback::Hold,
+                Fallback::Aggregated => tandem_scheduler::PdFallback::Aggregated,
+                Fallback::Alone => tandem_scheduler::PdFallback::Alone,
+            },
+        }
+    }
+}
+
 /// What is remembered of sessions.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

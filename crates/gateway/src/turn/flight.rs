@@ -16,10 +16,11 @@ use http_body_util::BodyExt as _;
 use tandem_dialect::{AnswerFacts, ErrorKind, UsageFilter, observe_body};
 use tandem_engines::{AnswerBody, SendError, SendErrorKind, Target, full, request_headers};
 use tandem_scheduler::{DispatchFailure, FailureKind, RejectReason};
-use tandem_types::{Dialect, EngineKind, WorkerId};
+use tandem_types::{Dialect, EngineKind, RouteWishes, TurnId, WorkerId};
 use tokio::sync::mpsc;
 
 use super::Turn;
+use super::pd::{self, PrefillLeg};
 use super::story::End;
 use crate::app::{App, UniqueId};
 use crate::body::Reserved;
@@ -80,23 +81,31 @@ pub(crate) fn fly(turn: Turn, call: Arc<Call>) -> Flight {
 }
 
 /// The flight of a turn whose answer broke off before its first byte.
-pub(crate) fn fly_again(turn: Turn, call: Arc<Call>, failure: DispatchFailure) -> Flight {
+pub(crate) fn fly_again(turn: Turn, call: Arc<Call>, failure: DispatchFailure, at_prefill: bool) -> Flight {
     Box::pin(async move {
         let mut turn = turn;
         turn.app.metrics.inc(Family::DispatchFailures, &[("kind", failure_word(failure.kind))]);
-        turn.failed(failure).await;
+        turn.failed(failure, at_prefill).await;
         obtain(turn, call, "the answer broke off before its first byte".to_owned()).await
     })
 }
 
 /// An engine's refusal that may be all that a client gets in the end.
-type LastAnswer = Option<Box<(Parts, Bytes)>>;
+pub(super) type LastAnswer = Option<Box<(Parts, Bytes)>>;
 
 /// Why a try gave no answer.
-struct TryFailed {
-    failure: DispatchFailure,
-    last: LastAnswer,
-    text: String,
+pub(crate) struct TryFailed {
+    pub(super) failure: DispatchFailure,
+    pub(super) last: LastAnswer,
+    pub(super) text: String,
+    /// The fault is the prefill worker's.
+    pub(super) at_prefill: bool,
+}
+
+impl TryFailed {
+    pub(super) fn at_prefill(self) -> Self {
+        Self { at_prefill: true, ..self }
+    }
 }
 
 /// `trouble`: what went wrong before, for the client in case that nothing comes of it.
@@ -121,17 +130,18 @@ async fn obtain(mut turn: Turn, call: Arc<Call>, mut trouble: String) -> (Turn, 
                 return rejected(turn, reason, retry_after, last, &trouble);
             }
             Some(TurnEffect::Superseded { by }) => return superseded(turn, by),
-            Some(TurnEffect::Dispatch { worker, prefill: _, attempt, delay }) => {
-                turn.dispatched(worker, attempt);
+            Some(TurnEffect::Dispatch { worker, prefill, attempt, delay }) => {
+                turn.dispatched(worker, prefill, attempt);
                 ask_for_tokens(&mut turn, &call, worker);
                 let got = tokio::select! {
                     biased;
                     by = overtaken(&mut turn.effects) => return superseded(turn, by),
-                    got = try_worker(&turn.app, &call, worker, delay) => got,
+                    got = try_workers(&turn.app, &call, turn.id, (worker, prefill), delay) => got,
                     () = tokio::time::sleep_until(deadline.into()) => return timed_out(turn),
                 };
                 match got {
-                    Ok(obtained) => {
+                    Ok((obtained, leg)) => {
+                        turn.prefill = leg;
                         turn.app.owner.started(turn.id);
                         return (turn, obtained);
                     }
@@ -139,9 +149,10 @@ async fn obtain(mut turn: Turn, call: Arc<Call>, mut trouble: String) -> (Turn, 
                         let kind = failure_word(failed.failure.kind);
                         turn.app.metrics.inc(Family::DispatchFailures, &[("kind", kind)]);
                         tracing::warn!(turn = turn.id.0, %worker, attempt, kind, error = %failed.text, "try failed");
-                        turn.app.engines.suspect(worker.engine);
+                        let fault = prefill.filter(|_| failed.at_prefill);
+                        turn.app.engines.suspect(fault.unwrap_or(worker).engine);
                         turn.story.failures.push(kind);
-                        turn.failed(failed.failure).await;
+                        turn.failed(failed.failure, fault.is_some()).await;
                         last = failed.last.or(last);
                         trouble = failed.text;
                     }
@@ -231,11 +242,21 @@ fn rejected(
             None => "no worker became free in time".to_owned(),
         },
         RejectReason::NoWorker => "no worker is ready".to_owned(),
-        RejectReason::NoneSuits => "no worker has the labels that the call asks for".to_owned(),
+        RejectReason::NoneSuits => none_suits(&turn.story.wishes),
         RejectReason::AttemptsExhausted(_) => format!("no engine could answer: {trouble}"),
     };
     turn.end(End::Rejected { reason: word, kind }, None);
     (turn, Obtained::Refused(refusal(kind, message, Some(seconds))))
+}
+
+/// Which labels and taints keep a call from every worker.
+fn none_suits(wishes: &RouteWishes) -> String {
+    let list = |words: &[String]| if words.is_empty() { "none".to_owned() } else { words.join(", ") };
+    format!(
+        "no worker suits the call: labels required: {}; taints tolerated: {}",
+        list(&wishes.require),
+        list(&wishes.tolerate)
+    )
 }
 
 const fn reject_words(reason: RejectReason) -> (&'static str, ErrorKind) {
@@ -263,30 +284,63 @@ pub(super) const fn failure_word(kind: FailureKind) -> &'static str {
     }
 }
 
-fn failed(kind: FailureKind, text: impl Into<String>) -> TryFailed {
-    TryFailed { failure: DispatchFailure { kind, retryable: true }, last: None, text: text.into() }
+pub(super) fn failed(kind: FailureKind, text: impl Into<String>) -> TryFailed {
+    TryFailed {
+        failure: DispatchFailure { kind, retryable: true },
+        last: None,
+        text: text.into(),
+        at_prefill: false,
+    }
 }
 
 /// Largest error answer of an engine that is kept.
-const ERROR_BODY_MAX: usize = 1 << 20;
+pub(super) const ERROR_BODY_MAX: usize = 1 << 20;
 
-async fn try_worker(
+/// Sends the call to its worker, or to its two, and waits for the beginning of an answer.
+async fn try_workers(
     app: &App,
     call: &Call,
-    worker: WorkerId,
+    turn: TurnId,
+    (worker, prefill): (WorkerId, Option<WorkerId>),
     delay: Duration,
-) -> Result<Obtained, TryFailed> {
+) -> Result<(Obtained, PrefillLeg), TryFailed> {
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
+    }
+    if let Some(prefill) = prefill {
+        return pd::try_pair(app, call, turn, prefill, worker).await;
     }
     let Some(target) = app.engines.target(worker) else {
         return Err(failed(FailureKind::Connect, "the engine left"));
     };
-    let request = engine_request(app, call, &target)?;
+    let obtained = ask(app, call, &target, call.body.clone(), &HeaderMap::new()).await?;
+    Ok((obtained, PrefillLeg::default()))
+}
+
+/// Sends a body in the name of the call, with more headers, and waits for the head of the answer.
+pub(super) async fn send(
+    app: &App,
+    call: &Call,
+    target: &Target,
+    body: Bytes,
+    more: &HeaderMap,
+) -> Result<(Parts, AnswerBody), TryFailed> {
+    let request = engine_request(app, call, target, body, more)?;
     let head_timeout = app.config.timeouts.response_head.0;
     let response = app.engines.client().send_within(request, head_timeout).await.map_err(|e| unsent(&e))?;
+    Ok(response.into_parts())
+}
+
+/// [`send`], and the beginning of the answer.
+pub(super) async fn ask(
+    app: &App,
+    call: &Call,
+    target: &Target,
+    body: Bytes,
+    more: &HeaderMap,
+) -> Result<Obtained, TryFailed> {
+    let (parts, body) = send(app, call, target, body, more).await?;
     let idle = app.config.timeouts.stream_idle.0;
-    let (parts, body) = response.into_parts();
     if let Some(kind) = engine_failure(parts.status) {
         let text = format!("status {}", parts.status.as_u16());
         if kind == FailureKind::Garbage {
@@ -302,7 +356,7 @@ async fn try_worker(
         if is_encoded(&parts.headers) {
             return Ok(Obtained::Large(parts, Bytes::new(), body));
         }
-        return Ok(Obtained::Stream(parts, body, usage_filter(call, &target)));
+        return Ok(Obtained::Stream(parts, body, usage_filter(call, target)));
     }
     match collect(body, app.config.limits.answer_buffer.bytes(), idle).await {
         Ok(Collected::Whole(bytes)) => {
@@ -322,7 +376,7 @@ fn usage_filter(call: &Call, target: &Target) -> UsageFilter {
     }
 }
 
-fn unsent(error: &SendError) -> TryFailed {
+pub(super) fn unsent(error: &SendError) -> TryFailed {
     let kind = match error.kind {
         SendErrorKind::Connect | SendErrorKind::Request | SendErrorKind::Body => FailureKind::Connect,
         SendErrorKind::Disconnected => FailureKind::Disconnected,
@@ -333,7 +387,7 @@ fn unsent(error: &SendError) -> TryFailed {
 }
 
 /// Statuses that say something about the engine and not about the request.
-fn engine_failure(status: StatusCode) -> Option<FailureKind> {
+pub(super) fn engine_failure(status: StatusCode) -> Option<FailureKind> {
     match status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Some(FailureKind::Overloaded),
         StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED => None,
@@ -363,16 +417,22 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|text| text.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
 }
 
-fn engine_request(
+/// The request that carries a body in the name of the call.
+pub(super) fn engine_request(
     app: &App,
     call: &Call,
     target: &Target,
+    body: Bytes,
+    more: &HeaderMap,
 ) -> Result<Request<tandem_engines::Body>, TryFailed> {
     let uri = target.base.uri(&call.target).map_err(|e| failed(FailureKind::Connect, e.to_string()))?;
-    let mut request = Request::new(full(call.body.clone()));
+    let mut request = Request::new(full(body));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = uri;
     *request.headers_mut() = engine_headers(app, &call.headers, target);
+    for (name, value) in more {
+        request.headers_mut().insert(name, value.clone());
+    }
     if let Ok(id) = HeaderValue::from_str(call.engine_id.as_str()) {
         request.headers_mut().insert(X_REQUEST_ID, id);
     }
@@ -407,13 +467,17 @@ pub(crate) fn engine_headers(app: &App, from: &HeaderMap, target: &Target) -> He
     headers
 }
 
-enum Collected {
+pub(super) enum Collected {
     Whole(Bytes),
     Large(Bytes, AnswerBody),
 }
 
 /// Reads an answer up to `max` bytes, with at most `idle` of silence.
-async fn collect(mut body: AnswerBody, max: usize, idle: Duration) -> Result<Collected, TryFailed> {
+pub(super) async fn collect(
+    mut body: AnswerBody,
+    max: usize,
+    idle: Duration,
+) -> Result<Collected, TryFailed> {
     let mut first: Option<Bytes> = None;
     let mut all = BytesMut::new();
     loop {

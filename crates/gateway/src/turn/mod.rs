@@ -1,8 +1,8 @@
 //! A turn from its arrival to its end.
 //!
 //! Phases, one module each: [`prepare`] (body, identity, edits), [`flight`] (hold, dispatch, retry, until there
-//! is an answer), [`stream`] (the answer on its way to the client), [`story`] (what is told of it: trace row,
-//! metrics, log). [`prompt`] is what is known of its prompt's KV all the way, [`wishes`] what it asks of routing.
+//! is an answer; [`pd`] where two workers share it), [`stream`] (the answer on its way to the client), [`story`] (what
+//! is told of it: trace row, metrics, log). [`prompt`] is what is known of its prompt's KV all the way, [`wishes`] what it asks of routing.
 //!
 //! Invariants: I-TRN-1 a turn that arrived ends exactly once, whatever becomes of its tasks: [`Turn`] is a
 //! guard, and dropping it without an end means that the client is gone; I-TRN-2 each end gives one trace row;
@@ -10,6 +10,7 @@
 
 mod answer;
 pub(crate) mod flight;
+pub(crate) mod pd;
 pub(crate) mod prepare;
 mod prompt;
 mod story;
@@ -24,7 +25,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tandem_dialect::AnswerFacts;
 use tandem_scheduler::{Decision, DispatchFailure, HoldReason, Input, TurnOutcome, TurnResult};
-use tandem_types::{Dialect, TenantId, TurnId, WorkerId};
+use tandem_types::{Dialect, TenantId, TurnId, Usage, WorkerId};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::app::App;
@@ -58,6 +59,8 @@ pub(crate) struct Turn {
     effects: mpsc::UnboundedReceiver<TurnEffect>,
     last_word: Option<LastWord>,
     story: Story,
+    /// What is known of a prefill leg.
+    prefill: pd::PrefillLeg,
     /// When the call's whole time is over.
     deadline: Instant,
     /// Its share of the calls that are served at once.
@@ -94,21 +97,29 @@ impl Turn {
         self.story.decision = Some(decision);
     }
 
-    fn dispatched(&mut self, worker: WorkerId, attempt: u32) {
+    fn dispatched(&mut self, worker: WorkerId, prefill: Option<WorkerId>, attempt: u32) {
         self.let_go();
-        self.story.kv.goes_to(worker, self.app.clock.now());
-        self.story.dispatched(worker, attempt, self.app.clock.now());
+        self.prefill = pd::PrefillLeg::default();
+        // Where the prompt is computed, its KV is.
+        self.story.kv.goes_to(prefill.unwrap_or(worker), self.app.clock.now());
+        self.story.dispatched(worker, prefill, attempt, self.app.clock.now());
         let attempt = if attempt == 1 { "first" } else { "retry" };
         self.app.metrics.inc(Family::Dispatches, &[("attempt", attempt)]);
-        self.app.metrics.inc(Family::WorkerTurns, &[("worker", &worker.to_string())]);
+        for worker in prefill.into_iter().chain([worker]) {
+            self.app.metrics.inc(Family::WorkerTurns, &[("worker", &worker.to_string())]);
+        }
     }
 
-    /// A try failed before the first byte.
-    async fn failed(&mut self, failure: DispatchFailure) {
+    /// A try failed before the first byte, through the worker that was to answer or the one for its prompt.
+    async fn failed(&mut self, failure: DispatchFailure, at_prefill: bool) {
         if let Some(prefix) = self.story.kv.failed() {
             self.app.owner.tell(Input::PrefixFound { turn: self.id, prefix });
         }
-        self.app.owner.failed(self.id, failure).await;
+        if at_prefill {
+            self.app.owner.prefill_failed(self.id, failure).await;
+        } else {
+            self.app.owner.failed(self.id, failure).await;
+        }
     }
 
     /// The first byte of the answer is on its way to the client.
@@ -125,6 +136,11 @@ impl Turn {
     fn end(&mut self, end: End, facts: Option<&AnswerFacts>) {
         let Some(last_word) = self.last_word.take() else { return };
         self.let_go();
+        if end == End::Finished {
+            self.prefill.detach();
+        }
+        let of_both = self.prefill.cached.and_then(|cached| Some(with_cached(facts?, cached)));
+        let facts = of_both.as_ref().or(facts);
         match &end {
             End::Finished | End::Refused | End::Failed { .. } => {
                 last_word.ended(self.id, outcome(&end, facts));
@@ -141,6 +157,13 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.end(End::ClientGone, None);
     }
+}
+
+/// What is known of the answer, with the prompt tokens that the prefill worker had cached: to the worker that answers
+/// all that it fetched is cached.
+fn with_cached(facts: &AnswerFacts, cached_tokens: Option<u64>) -> AnswerFacts {
+    let usage = facts.usage.map(|usage| Usage { cached_tokens, ..usage });
+    AnswerFacts { usage, ..facts.clone() }
 }
 
 fn outcome(end: &End, facts: Option<&AnswerFacts>) -> TurnOutcome {

@@ -18,6 +18,7 @@ use tandem_types::{
 };
 
 use super::flight::{Call, engine_path};
+use super::pd::PrefillLeg;
 use super::prompt::TurnPrompt;
 use super::story::{Beginning, Story};
 use super::{Turn, wishes};
@@ -55,8 +56,9 @@ pub(super) async fn prepare(
     let complete = Instant::now();
     let parsed = parse_request(dialect, &body).map_err(|error| refuse(error.kind(), &error.to_string()))?;
     let turn = app.next_turn();
-    let (story, call, arrival) =
+    let (mut story, call, arrival) =
         make(app, turn, tenant, ids, times, Received { head, body, memory, parsed }).await;
+    story.wishes.clone_from(&arrival.wishes);
     app.metrics.lasted(Family::PrepareSeconds, &[], complete.elapsed());
     let Ok((effects, last_word)) = app.owner.arrive(arrival).await else {
         return Err(refuse(ErrorKind::ShuttingDown, "the server is shutting down"));
@@ -68,6 +70,7 @@ pub(super) async fn prepare(
         effects,
         last_word: Some(last_word),
         story,
+        prefill: PrefillLeg::default(),
         deadline: arrived + app.config.request_timeout,
         _slot: slot,
     };

@@ -9,10 +9,10 @@ use tandem_scheduler::{Decision, HoldReason};
 use tandem_trace::Record;
 use tandem_trace::record::{
     AgentContextRecord, ChoiceRecord, Extras, FinishReasonMetadata, HygieneFound, OutcomeRecord,
-    OutcomeResult, RequestRecord, StopReason, finish_reason_word,
+    OutcomeResult, RequestRecord, StopReason, WorkerRecord, finish_reason_word,
 };
 use tandem_trace::timing::{Moments, kv_hit_rate};
-use tandem_types::{Dialect, RequestId, TenantId, Time, TurnFacts, TurnId, Usage, WorkerId};
+use tandem_types::{Dialect, RequestId, RouteWishes, TenantId, Time, TurnFacts, TurnId, Usage, WorkerId};
 
 use super::prompt::TurnPrompt;
 use crate::app::App;
@@ -70,7 +70,11 @@ pub(crate) struct Story {
     pub(crate) held: Duration,
     pub(crate) hold: Option<(HoldReason, u32)>,
     pub(crate) decision: Option<Arc<Decision>>,
+    /// What the request asks of routing.
+    pub(crate) wishes: RouteWishes,
     pub(crate) worker: Option<WorkerId>,
+    /// The worker that computed the prompt, where that is another.
+    pub(crate) prefill: Option<WorkerId>,
     pub(crate) attempts: u32,
     pub(crate) failures: Vec<&'static str>,
     pub(crate) dispatched: Option<Time>,
@@ -132,7 +136,9 @@ impl Story {
             held: Duration::ZERO,
             hold: None,
             decision: None,
+            wishes: RouteWishes::none(),
             worker: None,
+            prefill: None,
             attempts: 0,
             failures: Vec::new(),
             dispatched: None,
@@ -147,8 +153,15 @@ impl Story {
         self.agent.as_ref().map(|agent| agent.session_id.as_str())
     }
 
-    pub(crate) fn dispatched(&mut self, worker: WorkerId, attempt: u32, now: Time) {
+    pub(crate) fn dispatched(
+        &mut self,
+        worker: WorkerId,
+        prefill: Option<WorkerId>,
+        attempt: u32,
+        now: Time,
+    ) {
         self.worker = Some(worker);
+        self.prefill = prefill;
         self.attempts = attempt;
         self.dispatched = Some(now);
     }
@@ -249,6 +262,7 @@ impl Story {
             model = self.model.as_deref(),
             session = self.session_id(),
             worker = self.worker.map(tracing::field::display),
+            prefill = self.prefill.map(tracing::field::display),
             reason = self.decision.as_ref().map(|decision| decision.reason.as_str()),
             outcome,
             status,
@@ -268,7 +282,8 @@ impl Story {
         request.x_request_id = self.x_request_id.as_ref().map(ToString::to_string);
         request.model.clone_from(&self.model);
         request.queue_depth = Some(self.queue_depth);
-        request.worker = self.worker.map(Into::into);
+        request.worker =
+            self.worker.map(|worker| WorkerRecord::of_legs(self.prefill.unwrap_or(worker), worker));
         if let Some(usage) = usage {
             request.input_tokens = Some(usage.input_tokens);
             request.output_tokens = Some(usage.output_tokens);

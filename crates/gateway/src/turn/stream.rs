@@ -23,6 +23,7 @@ use tandem_types::TurnId;
 use tokio::time::Sleep;
 
 use super::flight::{self, Call, Flight, Obtained, Refusal};
+use super::pd::Trouble;
 use super::{End, Turn};
 use crate::body::BodyError;
 use crate::clock::unix_ms;
@@ -80,6 +81,8 @@ enum Break {
     Expired(Expired),
     /// The same call came again on another connection.
     Superseded(TurnId),
+    /// The worker that was to compute the prompt failed.
+    Prefill(Trouble),
 }
 
 impl StreamBody {
@@ -218,6 +221,10 @@ impl StreamBody {
             self.end_live(Some(Break::Superseded(by)));
             return Poll::Ready(Ok(()));
         }
+        if let Some(trouble) = live.prefill_trouble(cx) {
+            self.end_live(Some(Break::Prefill(trouble)));
+            return Poll::Ready(Ok(()));
+        }
         let broken = match Pin::new(&mut live.upstream).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let Ok(data) = frame.into_data() else { return Poll::Ready(Ok(())) };
@@ -250,6 +257,7 @@ impl StreamBody {
         let again = match &broken {
             Some(Break::Expired(Expired::Deadline) | Break::Superseded(_)) => None,
             Some(Break::Expired(Expired::Idle)) => Some(FailureKind::Timeout),
+            Some(Break::Prefill(trouble)) => Some(trouble.kind()),
             Some(Break::Cut(_)) | None => Some(FailureKind::Disconnected),
         };
         if let (Some(call), Some(kind), false) = (call, again, observer.facts().complete) {
@@ -257,7 +265,8 @@ impl StreamBody {
             turn.story.failures.push(flight::failure_word(kind));
             let every = turn.story.keep_alive;
             let failure = DispatchFailure { kind, retryable: true };
-            let flight = flight::fly_again(turn, Arc::clone(&call), failure);
+            let at_prefill = matches!(broken, Some(Break::Prefill(_)));
+            let flight = flight::fly_again(turn, Arc::clone(&call), failure, at_prefill);
             self.wait_for(every, call, flight);
             return;
         }
@@ -280,6 +289,9 @@ impl StreamBody {
             }
             Some(Break::Expired(Expired::Idle)) => {
                 ("idle", ErrorKind::UpstreamTimeout, "the engine fell silent in the middle of its answer")
+            }
+            Some(Break::Prefill(_)) => {
+                ("prefill", ErrorKind::UpstreamFailed, "the engine that computes prompts failed")
             }
             Some(Break::Cut(_)) => {
                 ("cut", ErrorKind::UpstreamFailed, "the engine broke off in the middle of its answer")
@@ -342,6 +354,14 @@ impl Live {
             }
         }
         None
+    }
+}
+
+impl Live {
+    /// Whether the worker that was to compute the prompt failed. After the first byte that is the other one's affair.
+    fn prefill_trouble(&mut self, cx: &mut Context<'_>) -> Option<Trouble> {
+        self.call.as_ref()?;
+        self.turn.prefill.poll_trouble(cx)
     }
 }
 

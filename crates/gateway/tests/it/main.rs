@@ -12,6 +12,7 @@ mod kv;
 mod modelled;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod pd;
 mod plain;
 mod setup;
 mod shutdown;

@@ -42,7 +42,7 @@ pub(super) fn whole(face: &Face, g: &Generation, counts: Counts, aborted: &[bool
             "prompt_logprobs": Null,
             "prompt_token_ids": prompt,
             "prompt_text": Null,
-            "kv_transfer_params": Null,
+            "kv_transfer_params": g.asked.kv_transfer,
             "ec_transfer_params": Null,
             "metrics": Null,
         },

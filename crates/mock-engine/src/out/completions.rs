@@ -47,7 +47,7 @@ pub(super) fn whole(face: &Face, g: &Generation, counts: Counts, aborted: &[bool
     }
     body.put("usage", &usage(face, counts));
     if face.kind == MockKind::Vllm {
-        body.put("kv_transfer_params", &Null);
+        body.put("kv_transfer_params", &g.asked.kv_transfer);
         body.put("ec_transfer_params", &Null);
         body.put("metrics", &Null);
     } else {

@@ -51,6 +51,9 @@ pub(super) fn whole(face: &Face, g: &Generation, counts: Counts) -> Json {
         }
     }
     body.put("usage", &usage(face, counts));
+    if g.asked.kv_transfer.is_some() {
+        body.put("kv_transfer_params", &g.asked.kv_transfer);
+    }
     body.end()
 }
 

@@ -182,7 +182,8 @@ fn vllm(g: &Generation, stage: &Stage<'_>) -> Json {
     body.put("user", &Null);
     body.put("presence_penalty", &0.0);
     body.put("frequency_penalty", &0.0);
-    for absent in ["kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages"] {
+    body.put("kv_transfer_params", &g.asked.kv_transfer);
+    for absent in ["ec_transfer_params", "input_messages", "output_messages"] {
         body.put(absent, &Null);
     }
     body.end()

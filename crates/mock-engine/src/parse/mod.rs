@@ -175,6 +175,8 @@ fn common(api: Api, body: Body<'_>, context: Context<'_>) -> Result<Asked, ApiEr
         priority: priority(body, context)?,
         rank: rank(body, context)?,
         request_id: request_id(body, context)?,
+        fetched: 0,
+        kv_transfer: None,
     })
 }
 

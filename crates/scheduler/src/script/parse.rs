@@ -8,9 +8,9 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use tandem_types::{
-    Adapter, AgentId, EngineId, EngineKind, GroupId, LabelWish, LoadReport, MatchSource, PrefixMatch, ProgramKey,
-    RequestClass, RetryKey, RouteWishes, SessionId, TenantId, Time, TurnId, Usage, WeightOverrides, WorkerId,
-    WorkerInfo, WorkerPrefix, WorkerRole,
+    Adapter, AgentId, EngineId, EngineKind, GroupId, LabelWish, LoadReport, MatchSource, PrefixMatch,
+    ProgramKey, RequestClass, RetryKey, RouteWishes, SessionId, TenantId, Time, TurnId, Usage,
+    WeightOverrides, WorkerId, WorkerInfo, WorkerPrefix, WorkerRole,
 };
 
 use super::{Content, Line, Script, ScriptError};

@@ -28,12 +28,14 @@ pub(super) fn effect(effect: &Effect) -> Vec<String> {
 fn terms(worker: WorkerId, t: &CostTerms) -> String {
     let mut line = format!("  cost {worker} prefill={}", t.prefill);
     for (name, tokens) in [
+        ("transfer", t.transfer),
         ("queued", t.queued),
         ("decode", t.decode),
         ("left_behind", t.left_behind),
         ("crowding", t.crowding),
         ("affinity", t.affinity),
         ("labels", t.labels),
+        ("adapter", t.adapter),
     ] {
         if tokens > 0 {
             line.push_str(&format!(" {name}={tokens}"));
@@ -91,8 +93,7 @@ fn prefill(decision: &PrefillDecision) -> Vec<String> {
         PrefillDecision::Alone => return vec!["  prefill alone".to_owned()],
     };
     let LegDecision { worker, reason, candidates, terms: costs, candidate_count } = leg;
-    let mut lines =
-        vec![format!("  prefill {worker} {reason} {} of {candidate_count}", scores(candidates))];
+    let mut lines = vec![format!("  prefill {worker} {reason} {} of {candidate_count}", scores(candidates))];
     lines.extend(candidates.iter().zip(costs).map(|((id, _), t)| terms(*id, t)));
     lines
 }

@@ -9,12 +9,12 @@ use tandem_routing::{POLICIES, Rng};
 use tandem_scheduler::replay::Step;
 use tandem_scheduler::view::Counters;
 use tandem_scheduler::{
-    BreakerConfig, DispatchFailure, Effect, FailureKind, Input, Scheduler, SchedulerConfig, TurnArrival,
-    TurnOutcome, TurnResult, invariants,
+    BreakerConfig, DispatchFailure, Effect, FailureKind, Input, LocalPrefill, PdConfig, PdFallback,
+    PrefillDecision, Scheduler, SchedulerConfig, TurnArrival, TurnOutcome, TurnResult, invariants,
 };
 use tandem_types::{
     AgentId, EngineId, EngineKind, LoadReport, ProgramKey, RequestClass, RetryKey, Time, TurnId, Usage,
-    WorkerId, WorkerInfo,
+    WorkerId, WorkerInfo, WorkerRole,
 };
 
 use crate::support::{arrival, program};
@@ -26,6 +26,8 @@ const MODELS: [&str; 3] = ["big", "small", "tiny"];
 struct Live {
     is_turn: bool,
     at: Option<WorkerId>,
+    /// The worker that computes its prompt, where that is another and not done.
+    prefill: Option<WorkerId>,
     answering: bool,
     attempts: u32,
     deadline: Time,
@@ -50,6 +52,8 @@ pub(crate) struct Chaos {
     /// The turn of which this call must say what becomes of it.
     asking: Option<TurnId>,
     workers: BTreeMap<WorkerId, Known>,
+    /// Some workers do only a part of the work.
+    split: bool,
     config: SchedulerConfig,
 }
 
@@ -69,8 +73,13 @@ impl Chaos {
                 open_first: Duration::from_secs(1 + rng.below(5)),
                 open_max: Duration::from_secs(20),
             },
+            pd: PdConfig {
+                local_prefill: [LocalPrefill::Off, LocalPrefill::Auto][rng.index(2)],
+                fallback: [PdFallback::Hold, PdFallback::Aggregated, PdFallback::Alone][rng.index(3)],
+            },
             ..SchedulerConfig::default()
         };
+        let split = rng.below(2) == 0;
         Self {
             rng,
             now: Time::ZERO,
@@ -80,6 +89,7 @@ impl Chaos {
             leaving: None,
             asking: None,
             workers: BTreeMap::new(),
+            split,
             config,
         }
     }
@@ -147,11 +157,19 @@ impl Chaos {
                 let models =
                     MODELS.iter().filter(|_| self.rng.below(2) == 0).map(|&m| m.to_owned()).collect();
                 let max_running = (!self.one_in(4)).then(|| u32::try_from(self.rng.below(5)).expect("small"));
+                let (role, kind) = match worker.engine.0 {
+                    1 if self.split => (WorkerRole::Prefill, EngineKind::Vllm),
+                    2 if self.split => (WorkerRole::Decode, EngineKind::Vllm),
+                    3 if self.split => (WorkerRole::Prefill, EngineKind::Sglang),
+                    4 if self.split => (WorkerRole::Decode, EngineKind::Sglang),
+                    _ => (WorkerRole::Both, EngineKind::Vllm),
+                };
                 let info = WorkerInfo {
+                    role,
                     models,
                     kv_capacity_tokens: None,
                     max_running,
-                    ..WorkerInfo::new(EngineKind::Vllm)
+                    ..WorkerInfo::new(kind)
                 };
                 self.workers.insert(worker, Known { info: info.clone(), ready: true });
                 Input::WorkerUp { worker, info }
@@ -183,6 +201,8 @@ impl Chaos {
             class: if self.one_in(6) { RequestClass::Title } else { RequestClass::Turn },
             retry_key: (!self.one_in(3)).then(|| RetryKey(u128::from(self.rng.below(2)))),
             model: (!self.one_in(5)).then(|| MODELS[self.rng.index(3)].to_owned()),
+            // Some prompts are short enough for a worker for answers.
+            input_tokens_estimate: if self.one_in(2) { 900 } else { 3000 },
             hold_max,
             ..arrival(0)
         };
@@ -190,6 +210,7 @@ impl Chaos {
         self.live.entry(turn).or_insert_with(|| Live {
             is_turn: arrival.class.is_turn(),
             at: None,
+            prefill: None,
             answering: false,
             attempts: 0,
             deadline: self.now + hold_max,
@@ -211,18 +232,24 @@ impl Chaos {
         let live = self.live.get(&turn).cloned();
         let running = live.as_ref().is_some_and(|l| l.at.is_some());
         let answering = live.is_some_and(|l| l.answering);
-        match self.rng.below(10) {
+        match self.rng.below(12) {
             0 => {
                 self.leaving = Some(turn);
                 Input::ClientGone { turn }
             }
             1 | 2 => {
                 if let Some(live) = self.live.get_mut(&turn).filter(|_| running) {
-                    live.answering = true;
+                    (live.answering, live.prefill) = (true, None);
                 }
                 Input::FirstToken { turn }
             }
             3 => Input::TurnStarted { turn },
+            10 | 11 => {
+                if let Some(live) = self.live.get_mut(&turn) {
+                    live.prefill = None;
+                }
+                Input::PrefillDone { turn }
+            }
             4 | 5 if !answering => {
                 const KINDS: [FailureKind; 4] = [
                     FailureKind::Connect,
@@ -231,11 +258,16 @@ impl Chaos {
                     FailureKind::Disconnected,
                 ];
                 if let Some(live) = self.live.get_mut(&turn) {
-                    live.at = None;
+                    (live.at, live.prefill) = (None, None);
                     self.asking = running.then_some(turn);
                 }
                 let failure = DispatchFailure { kind: KINDS[self.rng.index(4)], retryable: !self.one_in(5) };
-                Input::TurnFailed { turn, failure }
+                // Now and then of a turn that has no prefill worker.
+                if self.one_in(3) {
+                    Input::PrefillFailed { turn, failure }
+                } else {
+                    Input::TurnFailed { turn, failure }
+                }
             }
             _ => {
                 if running {
@@ -270,13 +302,14 @@ impl Chaos {
         }
         for (index, effect) in effects.iter().enumerate() {
             match effect {
-                Effect::Dispatch { turn, worker, attempt, .. } => {
-                    assert!(
-                        index > 0
-                            && matches!(&effects[index - 1], Effect::Record(d) if d.turn == *turn && d.worker == *worker),
-                        "{turn} was dispatched without a record"
-                    );
-                    self.dispatched(*turn, *worker, *attempt);
+                Effect::Dispatch { turn, worker, prefill, attempt, .. } => {
+                    let Some(Effect::Record(record)) = index.checked_sub(1).map(|before| &effects[before])
+                    else {
+                        panic!("{turn} was dispatched without a record");
+                    };
+                    assert_eq!((record.turn, record.worker), (*turn, *worker));
+                    self.fits(record.prefill.as_ref(), *worker, *prefill);
+                    self.dispatched(*turn, *worker, *prefill, *attempt);
                 }
                 Effect::Hold { turn, .. } => {
                     let live = self.live.get(turn).expect("a held turn is live");
@@ -287,8 +320,9 @@ impl Chaos {
                     self.end(*turn);
                 }
                 // For a turn whose client left, or right before it is superseded.
-                Effect::Cancel { turn, .. } => {
+                Effect::Cancel { turn, prefill, .. } => {
                     if let Some(live) = self.live.get_mut(turn) {
+                        assert_eq!(live.prefill.take(), *prefill, "{turn}");
                         assert!(live.at.take().is_some(), "{turn} was cancelled but runs nowhere");
                     }
                     let superseded =
@@ -308,26 +342,48 @@ impl Chaos {
         }
     }
 
-    fn dispatched(&mut self, turn: TurnId, worker: WorkerId, attempt: u32) {
-        let known = self.workers.get(&worker).expect("a known worker");
-        assert!(known.ready, "{turn} went to {worker}, which is not ready");
-        let running = self.live.values().filter(|l| l.is_turn && l.at == Some(worker)).count();
+    /// The parts of the work fit the workers, and what is written of them.
+    fn fits(&self, record: Option<&PrefillDecision>, worker: WorkerId, prefill: Option<WorkerId>) {
+        let info = |id| &self.workers.get(&id).expect("a known worker").info;
+        let role = info(worker).role;
+        match (prefill, record) {
+            (Some(prefill), Some(PrefillDecision::Remote(leg))) => {
+                assert_eq!((leg.worker, role), (prefill, WorkerRole::Decode));
+                assert_eq!(info(prefill).role, WorkerRole::Prefill);
+                assert_eq!(info(prefill).kind, info(worker).kind);
+            }
+            (None, Some(PrefillDecision::Local { .. } | PrefillDecision::Alone)) => {
+                assert_eq!((role, info(worker).kind), (WorkerRole::Decode, EngineKind::Vllm));
+            }
+            (None, None) => assert_eq!(role, WorkerRole::Both),
+            (prefill, record) => panic!("{prefill:?} and {record:?}"),
+        }
+    }
+
+    fn dispatched(&mut self, turn: TurnId, worker: WorkerId, prefill: Option<WorkerId>, attempt: u32) {
+        let is_turn = self.live.get(&turn).unwrap_or_else(|| panic!("{turn} is over")).is_turn;
+        for worker in prefill.into_iter().chain([worker]) {
+            let known = self.workers.get(&worker).expect("a known worker");
+            assert!(known.ready, "{turn} went to {worker}, which is not ready");
+            let there = |l: &&Live| l.is_turn && (l.at == Some(worker) || l.prefill == Some(worker));
+            let running = self.live.values().filter(there).count();
+            if let Some(max) = known.info.max_running.filter(|_| is_turn) {
+                assert!(running < max as usize, "{worker} runs {running} of {max} and got {turn}");
+            }
+        }
         let live = self.live.get_mut(&turn).unwrap_or_else(|| panic!("{turn} is over"));
         assert!(live.at.is_none() && !live.answering, "{turn} was dispatched twice");
-        if let Some(max) = known.info.max_running.filter(|_| live.is_turn) {
-            assert!(running < max as usize, "{worker} runs {running} of {max} and got {turn}");
-        }
         live.attempts += 1;
         assert_eq!(live.attempts, attempt);
         assert!(attempt <= self.config.attempts_max);
-        live.at = Some(worker);
+        (live.at, live.prefill) = (Some(worker), prefill);
     }
 
     /// The driver and the scheduler agree on what is live, and nothing waits past its deadline.
     pub(crate) fn agree(&self, core: &Scheduler) {
         let view = core.view();
-        let theirs: Vec<(TurnId, Option<WorkerId>)> = view.turns().map(|t| (t.turn, t.worker)).collect();
-        let ours: Vec<(TurnId, Option<WorkerId>)> = self.live.iter().map(|(&id, l)| (id, l.at)).collect();
+        let theirs: Vec<_> = view.turns().map(|t| (t.turn, t.worker, t.prefill)).collect();
+        let ours: Vec<_> = self.live.iter().map(|(&id, l)| (id, l.at, l.prefill)).collect();
         assert_eq!(theirs, ours);
         for (turn, live) in &self.live {
             assert!(live.at.is_some() || live.deadline > self.now, "{turn} still waits");
@@ -355,8 +411,8 @@ fn storm(seed: u64, steps: usize) -> Counters {
     *core.view().counters()
 }
 
-/// The driver checks I-SCH-1, I-SCH-2, I-SCH-4, I-SCH-5, I-SCH-7 and I-SCH-8; [`invariants::check`] these from
-/// within and I-SCH-6, I-SCH-11, I-QUE-1, I-WRK-1, I-WRK-2, I-WRK-3, I-PRG-1, I-PRG-2, I-PRG-3, I-PRG-4 and
+/// The driver checks I-SCH-1, I-SCH-2, I-SCH-4, I-SCH-5, I-SCH-7, I-SCH-8, I-SCH-12 and I-PAIR-1; [`invariants::check`] these from
+/// within and I-SCH-6, I-SCH-11, I-PAIR-1, I-QUE-1, I-WRK-1, I-WRK-2, I-WRK-3, I-PRG-1, I-PRG-2, I-PRG-3, I-PRG-4 and
 /// I-BRK-2. The queued prefill of I-SCH-11 is what I-KV-5 asks of the scheduler.
 #[test]
 fn forty_seeded_storms_break_no_promise() {

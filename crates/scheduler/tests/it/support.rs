@@ -14,12 +14,8 @@ pub(crate) const fn worker(engine: u32) -> WorkerId {
 
 pub(crate) fn up(engine: u32, models: &[&str], max_running: Option<u32>) -> Input {
     let models = models.iter().map(|&model| model.to_owned()).collect();
-    let info = WorkerInfo {
-        models,
-        kv_capacity_tokens: None,
-        max_running,
-        ..WorkerInfo::new(EngineKind::Vllm)
-    };
+    let info =
+        WorkerInfo { models, kv_capacity_tokens: None, max_running, ..WorkerInfo::new(EngineKind::Vllm) };
     Input::WorkerUp { worker: worker(engine), info }
 }
 

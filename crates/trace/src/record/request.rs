@@ -104,12 +104,19 @@ pub struct WorkerRecord {
 
 impl From<tandem_types::WorkerId> for WorkerRecord {
     fn from(worker: tandem_types::WorkerId) -> Self {
-        let engine = Some(u64::from(worker.engine.0));
+        Self::of_legs(worker, worker)
+    }
+}
+
+impl WorkerRecord {
+    /// With a worker for each phase.
+    #[must_use]
+    pub fn of_legs(prefill: tandem_types::WorkerId, decode: tandem_types::WorkerId) -> Self {
         Self {
-            prefill_worker_id: engine,
-            prefill_dp_rank: Some(worker.rank),
-            decode_worker_id: engine,
-            decode_dp_rank: Some(worker.rank),
+            prefill_worker_id: Some(u64::from(prefill.engine.0)),
+            prefill_dp_rank: Some(prefill.rank),
+            decode_worker_id: Some(u64::from(decode.engine.0)),
+            decode_dp_rank: Some(decode.rank),
         }
     }
 }
