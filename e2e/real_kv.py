@@ -343,9 +343,21 @@ class Ledger:
                          f"{sum(row['oracle'] == row['cached'] for row in seen)} of {len(seen)} |")
         return "\n".join(lines)
 
-    def unequal(self, *modes):
-        return [row for row in self.rows if (not modes or row["mode"] in modes)
-                and (not row["said"] or row["predicted"] != row["cached"])]
+    def unequal(self):
+        """Turns whose prediction is wrong beyond what is known to be out of reach."""
+        return [row for row in self.rows if wrong(row)]
+
+
+def wrong(row):
+    """Exact sources must be exact. Lineage knows neither first turns, nor what of a history an edit left, nor that an
+    engine shows all tools whichever is forced; else it may be off by the end of one answer."""
+    off = abs(row["predicted"] - row["cached"])
+    if row["mode"] == UNTOLD or row["source"] == "text":
+        return False
+    if "lineage" in row["mode"]:
+        guess = row["turn"] == 0 or "tools" in row["session"] or "edited" in row["session"]
+        return not guess and off > ANSWER_BLOCK
+    return not row["said"] or off > 0
 
 
 def sessions(kind, prefix=""):
@@ -380,6 +392,8 @@ def round_robin(ledger, mode, engine, gateway, oracle, agents, turns):
 # ------------------------------------------------------------------ the suites
 
 ENGINES = {"vllm": Vllm, "sglang": Sglang}
+# An answer of these sessions reaches at most one block of either engine further.
+ANSWER_BLOCK = 32
 # vLLM says that its cache was emptied only when it works the next time: nobody can know before that.
 UNTOLD = "first turn after the cache was emptied, not told yet"
 
