@@ -314,8 +314,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<ExitCode, Failure> {
     let config = layered(args)?;
     let resolved: Resolved = config.resolve().map_err(|e| Failure::Usage(e.into()))?;
     let gateway = Gateway::start(resolved).await.map_err(|error| {
-        let wrong =
-            matches!(error, StartError::Tls(_) | StartError::EngineTls(_) | StartError::Tokenizer(_));
+        let wrong = matches!(error, StartError::Tls(_) | StartError::EngineTls(_) | StartError::Tokenizer(_));
         let error = anyhow::Error::new(error).context("starting the gateway");
         if wrong { Failure::Usage(error) } else { Failure::Run(error) }
     })?;
