@@ -50,7 +50,22 @@ pub(crate) struct PrefillLeg {
 struct Running {
     /// Taken when it may go on alone.
     task: Option<JoinHandle<()>>,
-    trouble: oneshot::Receiver<Trouble>,
+    /// Gone once it has told: it tells once.
+    trouble: Option<oneshot::Receiver<Trouble>>,
+}
+
+impl Running {
+    /// Waits for its fault, for ever where it ends well.
+    async fn trouble(&mut self) -> Trouble {
+        if let Some(trouble) = &mut self.trouble {
+            let told = trouble.await;
+            self.trouble = None;
+            if let Ok(trouble) = told {
+                return trouble;
+            }
+        }
+        std::future::pending().await
+    }
 }
 
 impl Drop for Running {
@@ -90,10 +105,10 @@ impl PrefillLeg {
     /// The fault of a leg that is still under way.
     pub(crate) fn poll_trouble(&mut self, cx: &mut Context<'_>) -> Option<Trouble> {
         let running = self.running.as_mut()?;
-        match Pin::new(&mut running.trouble).poll(cx) {
+        match Pin::new(running.trouble.as_mut()?).poll(cx) {
             Poll::Pending => None,
             Poll::Ready(told) => {
-                self.running = None;
+                running.trouble = None;
                 told.ok()
             }
         }
@@ -243,34 +258,25 @@ async fn side_by_side(
             let _ = tell.send(trouble);
         }
     });
-    let mut running = Running { task: Some(task), trouble };
-    let obtained = {
-        let told = async {
-            match (&mut running.trouble).await {
-                Ok(trouble) => trouble,
-                // It ended well.
-                Err(_) => std::future::pending().await,
+    let mut running = Running { task: Some(task), trouble: Some(trouble) };
+    let obtained = tokio::select! {
+        biased;
+        trouble = running.trouble() => match trouble {
+            Trouble::Failed(failed) => return Err(failed.at_prefill()),
+            Trouble::Refused(refusal) => {
+                let (parts, bytes) = *refusal;
+                let facts = observe_body(call.dialect, &bytes);
+                return Ok((Obtained::Whole(parts, bytes, Box::new(facts)), PrefillLeg::default()));
             }
-        };
-        tokio::select! {
-            biased;
-            trouble = told => match trouble {
-                Trouble::Failed(failed) => return Err(failed.at_prefill()),
-                Trouble::Refused(refusal) => {
-                    let (parts, bytes) = *refusal;
-                    let facts = observe_body(call.dialect, &bytes);
-                    return Ok((Obtained::Whole(parts, bytes, Box::new(facts)), PrefillLeg::default()));
-                }
-            },
-            obtained = ask(app, call, second, body, &headers) => obtained,
-        }
+        },
+        obtained = ask(app, call, second, body, &headers) => obtained,
     };
     match obtained {
         Ok(obtained) => Ok((obtained, PrefillLeg { cached: None, running: Some(running) })),
         // A worker for answers that fails because the other did is not at fault.
-        Err(error) => match running.trouble.try_recv() {
-            Ok(Trouble::Failed(failed)) => Err(failed.at_prefill()),
-            Ok(Trouble::Refused(_)) | Err(_) => Err(error),
+        Err(error) => match running.trouble.as_mut().map(oneshot::Receiver::try_recv) {
+            Some(Ok(Trouble::Failed(failed))) => Err(failed.at_prefill()),
+            Some(Ok(Trouble::Refused(_)) | Err(_)) | None => Err(error),
         },
     }
 }
