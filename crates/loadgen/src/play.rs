@@ -190,3 +190,85 @@ fn gone(
     }
     gone
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tandem_workload::{Format, ImportOptions, import};
+
+    const SIZES: Sizes = Sizes { shrink: 4, block_size: 16 };
+
+    /// Two sessions whose tools and system prompt are the same 128 tokens; the second turns extend the first.
+    fn workload() -> Workload {
+        let rows = ["a", "b"].map(|id| {
+            format!(
+                r#"{{"id":"{id}","models":["m"],"block_size":64,"hash_id_scope":"local","tool_tokens":64,
+                "system_tokens":64,"requests":[
+                {{"t":0.0,"type":"n","model":"m","in":300,"out":20,"hash_ids":[1,2,3,4],"stop":"tool_use","api_time":1.0}},
+                {{"t":3.0,"type":"n","model":"m","in":400,"out":20,"hash_ids":[1,2,3,4,5,6],"stop":"tool_use","api_time":1.0}},
+                {{"t":9.0,"type":"n","model":"m","in":500,"out":20,"hash_ids":[1,2,3,4,5,6,7],"stop":"","api_time":1.0}}
+                ]}}"#
+            )
+            .replace('\n', "")
+        });
+        import(rows.join("\n").as_bytes(), Format::Weka, &ImportOptions::default()).expect("is sound")
+    }
+
+    fn begin<'a>(
+        workload: &'a Workload,
+        plan: &'a Plan,
+        play: usize,
+        round: u32,
+        skip: u32,
+    ) -> (Run<'a>, Vec<Due>) {
+        Run::new(workload, plan, play, round, skip, SIZES)
+    }
+
+    #[test]
+    fn turns_wait_for_the_answer_before_and_for_the_recorded_pause() {
+        // I-LDG-1
+        let workload = workload();
+        let plan = Plan::new(&workload);
+        let (mut run, due) = begin(&workload, &plan, 0, 0, 0);
+        let first = due[0].0;
+        assert_eq!(due, vec![(first, Duration::ZERO)]);
+        assert_eq!(run.came(first, Trigger::Dispatch, Duration::from_secs(1)), vec![]);
+        // The answer took 5 s instead of 1; the tools take the 2 s that they took.
+        let due = run.came(first, Trigger::Completion, Duration::from_secs(5));
+        assert_eq!(due, vec![(NodeNo(first.0 + 1), Duration::from_secs(7))]);
+    }
+
+    #[test]
+    fn a_play_taken_up_midway_goes_on_from_there() {
+        let workload = workload();
+        let plan = Plan::new(&workload);
+        let (mut run, due) = begin(&workload, &plan, 0, 0, 2);
+        assert_eq!((due.len(), due[0].1, run.left()), (1, Duration::ZERO, 1));
+        assert_eq!(run.prompt(due[0].0).map(|prompt| prompt.tokens), Some(125));
+        let (run, due) = begin(&workload, &plan, 0, 0, 99);
+        assert_eq!((due.len(), run.left()), (1, 1), "the last turn is always left");
+    }
+
+    #[test]
+    fn prompts_share_what_the_workload_says() {
+        // I-LDG-2; blocks of 16 tokens stand for the source's blocks of 64.
+        let workload = workload();
+        let plan = Plan::new(&workload);
+        let prompts = |play: usize, round: u32| -> Vec<Prompt> {
+            let (mut run, due) = begin(&workload, &plan, play, round, 0);
+            (0..3).filter_map(|turn| run.prompt(NodeNo(due[0].0.0 + turn))).collect()
+        };
+        let common = |a: &Prompt, b: &Prompt| {
+            let tokens = a.token_ids().zip(b.token_ids()).take_while(|(a, b)| a == b).count();
+            (a.blocks.iter().zip(&b.blocks).take_while(|(a, b)| a == b).count(), tokens / 16)
+        };
+        let (a, b, again) = (prompts(0, 0), prompts(1, 0), prompts(0, 1));
+        let lengths: Vec<_> = a.iter().map(|prompt| (prompt.tokens, prompt.blocks.len())).collect();
+        assert_eq!(lengths, [(75, 4), (100, 6), (125, 7)]);
+        assert_eq!(common(&a[0], &a[1]), (4, 4), "a turn repeats the one before");
+        assert_eq!(common(&a[1], &a[2]), (6, 6));
+        assert_eq!(common(&a[2], &b[2]), (2, 2), "sessions share tools and system prompt");
+        assert_eq!(common(&a[2], &again[2]), (2, 2), "another round is another session");
+        assert_eq!(prompts(0, 0), a);
+    }
+}

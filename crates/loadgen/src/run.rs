@@ -14,6 +14,9 @@ use crate::ideal::Unlimited;
 use crate::play::{Due, Plan, Run, Sizes};
 use crate::record::{Outcome, Record};
 
+/// A time that no run reaches; clocks cannot count much further.
+const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+
 /// When sessions begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrivals {
@@ -148,14 +151,21 @@ impl Load {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Real time for recorded time.
-    fn real(&self, recorded: Duration) -> Duration {
-        Duration::try_from_secs_f64(recorded.as_secs_f64() / self.options.speed).unwrap_or(Duration::MAX)
+    /// When so much recorded time has passed since `start`.
+    fn after(&self, start: Instant, recorded: Duration) -> Instant {
+        let real = Duration::try_from_secs_f64(recorded.as_secs_f64() / self.options.speed).unwrap_or(FAR);
+        start + real.min(FAR)
+    }
+
+    /// Recorded time that has passed since `start`.
+    fn passed(&self, start: Instant) -> Duration {
+        let recorded = start.elapsed().as_secs_f64() * self.options.speed;
+        Duration::try_from_secs_f64(recorded).unwrap_or(Duration::MAX)
     }
 
     async fn recorded(self: Arc<Self>, play: usize) {
         let starts = self.workload.plays.get(play).map_or(Duration::ZERO, |play| play.starts);
-        tokio::time::sleep_until(self.start + self.real(starts)).await;
+        tokio::time::sleep_until(self.after(self.start, starts)).await;
         self.play(play, 0, 0).await;
     }
 
@@ -183,8 +193,6 @@ impl Load {
         let sizes = Sizes { shrink: self.options.shrink, block_size: self.options.block_size };
         let (mut run, mut due) = Run::new(&workload, &self.plan, play, round, skip, sizes);
         let start = Instant::now();
-        // Recorded time since the play's start.
-        let now = |real: Instant| real.duration_since(start).mul_f64(self.options.speed);
         let (sent, mut sendings) = mpsc::unbounded_channel();
         let mut calls = JoinSet::new();
         loop {
@@ -195,18 +203,18 @@ impl Load {
                     run.over(no);
                 }
             }
+            if run.left() == 0 || (calls.is_empty() && sendings.is_empty()) {
+                break;
+            }
             tokio::select! {
                 biased;
-                Some(no) = sendings.recv() => due = run.came(no, Trigger::Dispatch, now(Instant::now())),
+                Some(no) = sendings.recv() => due = run.came(no, Trigger::Dispatch, self.passed(start)),
                 Some(ended) = calls.join_next() => {
                     let Ok(no) = ended else { break };
-                    due = run.came(no, Trigger::Completion, now(Instant::now()));
+                    due = run.came(no, Trigger::Completion, self.passed(start));
                     run.over(no);
                 }
                 else => break,
-            }
-            if run.left() == 0 {
-                break;
             }
         }
         let ended = workload.plays.get(play).map_or(0, |play| play.sessions.len() as u64);
@@ -231,9 +239,9 @@ impl Load {
             Caller { session: name(node.session.0), parent: session.parent.map(|parent| name(parent.0)) };
         let (session_no, turn) = (node.session.0, no.0 - session.nodes.start);
         let load = Arc::clone(self);
-        let real = start + load.real(at);
+        let due = load.after(start, at);
         Some(async move {
-            tokio::time::sleep_until(real).await;
+            tokio::time::sleep_until(due).await;
             let began = load.start.elapsed();
             let body = completion(load.client.model(), &prompt, output);
             let ideal = {
@@ -289,5 +297,30 @@ impl Order {
         }
         self.next += 1;
         (self.list.get(at).copied().unwrap_or(0), u32::try_from(round).unwrap_or(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_play_comes_once_in_each_round_in_an_order_of_its_own() {
+        let draws = |seed: u64| -> Vec<(usize, u32)> {
+            let mut order = Order::new(9, seed);
+            (0..18).map(|_| order.draw()).collect()
+        };
+        let one = draws(1);
+        assert_eq!(one, draws(1));
+        assert_ne!(one, draws(2));
+        let round = |no: u32| -> Vec<usize> {
+            one.iter().filter(|(_, round)| *round == no).map(|(play, _)| *play).collect()
+        };
+        assert_ne!(round(0), round(1));
+        for no in [0, 1] {
+            let mut plays = round(no);
+            plays.sort_unstable();
+            assert_eq!(plays, (0..9).collect::<Vec<_>>());
+        }
     }
 }
