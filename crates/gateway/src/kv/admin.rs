@@ -109,7 +109,7 @@ pub(crate) async fn look_up(
     body: bytes::Bytes,
 ) -> Result<Match, String> {
     let parsed = parse_request(dialect, &body).map_err(|error| error.to_string())?;
-    let edited = prepare::edit(app, dialect, tenant, Harness::Unknown, &parsed, body);
+    let edited = prepare::edit(app, dialect, tenant, Harness::Unknown, &parsed, None, body);
     let query = Query {
         dialect,
         model: parsed.facts.model.as_deref(),

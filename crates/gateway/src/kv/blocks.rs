@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use tandem_kvplane::PromptChain;
-use tandem_lineage::{Arrival, Arriving, Basis, Outline, outline, text_blocks};
+use tandem_lineage::{Arrival, Arriving, Basis, Outline, Relation, outline, text_blocks};
 use tandem_types::{Dialect, EngineKind, Harness, PrefixMatch, ProgramKey, TenantId, Time, WorkerPrefix};
 
 use super::Kv;
@@ -286,6 +286,7 @@ fn lineage(kv: &Kv, query: &Query<'_>, arrival: Option<&Arrival>) -> Result<Line
     let expected = arrival.expected;
     // The prompt alone leaves out the answer, which most harnesses send back.
     let sure = match expected.basis {
+        Basis::Nothing if arrival.relation == Relation::First => return earlier(kv, program),
         Basis::Nothing => return Err("first_turn"),
         Basis::Estimated | Basis::Prompt => false,
         Basis::PromptAndAnswer | Basis::Tokens => true,
@@ -296,6 +297,13 @@ fn lineage(kv: &Kv, query: &Query<'_>, arrival: Option<&Arrival>) -> Result<Line
     let block = u64::from(chain.block_sizes().max().unwrap_or(0));
     let whole = (chain.tokens() as u64).saturating_add(block) >= expected.tokens;
     Ok(Lineage { seek: Seek { chain, reach: Some(expected.tokens) }, exact: sure && whole })
+}
+
+/// A session's first prompt here, where engines' events name the session already: it is older than this process, and
+/// most harnesses send back all that was said.
+fn earlier(kv: &Kv, program: &ProgramKey) -> Result<Lineage, Refused> {
+    let chain = kv.reader.session_path(program).ok_or("first_turn")?;
+    Ok(Lineage { seek: Seek { chain, reach: None }, exact: false })
 }
 
 async fn engine(kv: &Arc<Kv>, query: &Query<'_>, found: &mut Found) -> Result<(), Refused> {

@@ -13,8 +13,8 @@ use tandem_identity::{Handling, Identity, RequestHead, hold_tolerance, hygiene, 
 use tandem_scheduler::TurnArrival;
 use tandem_trace::record::HygieneFound;
 use tandem_types::{
-    AgentContext, Dialect, Harness, IdentitySource, PrefixMatch, RequestClass, RouteWishes, TenantId, Time,
-    TurnFacts, TurnId,
+    AgentContext, Dialect, EngineKind, Harness, IdentitySource, PrefixMatch, RequestClass, RouteWishes,
+    TenantId, Time, TurnFacts, TurnId,
 };
 
 use super::flight::{Call, engine_path};
@@ -108,7 +108,8 @@ async fn make(
             headers: app.trace.payload_headers(&head.headers),
         })
     });
-    let edited = edit(app, parsed.facts.dialect, &tenant, identity.harness, &parsed, body);
+    let session = session_in_body(app, &identity, &parsed);
+    let edited = edit(app, parsed.facts.dialect, &tenant, identity.harness, &parsed, session, body);
     infer(app, &tenant, &mut identity, parsed.facts.dialect, &edited.body).await;
     count_identity(app, &identity);
     app.decisions.name(turn, ids);
@@ -210,6 +211,18 @@ fn engine_headers(app: &App, headers: &mut HeaderMap, identity: &Identity) {
     }
 }
 
+/// The session for engines that take its id in the body only (SGLang, on its OpenAI routes); the client's own stays.
+fn session_in_body(app: &App, identity: &Identity, parsed: &ParsedRequest) -> Option<String> {
+    let kv = app.kv.as_ref().filter(|kv| kv.settings.tell_sessions)?;
+    let context = identity.context.as_ref()?;
+    if parsed.facts.dialect == Dialect::Messages || parsed.field(BodyField::SessionId).is_some() {
+        return None;
+    }
+    let serving = kv.fleet.serving(parsed.facts.model.as_deref(), &kv.engines);
+    let takes = !serving.is_empty() && serving.iter().all(|seen| seen.kind == EngineKind::Sglang);
+    takes.then(|| engine_session(&context.program))
+}
+
 /// The header in which vLLM takes a session's id.
 const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 
@@ -298,6 +311,7 @@ pub(crate) fn edit(
     tenant: &TenantId,
     harness: Harness,
     parsed: &ParsedRequest,
+    session: Option<String>,
     body: Bytes,
 ) -> Edited {
     let plan = hygiene::plan(dialect, harness, &body, &app.config.hygiene);
@@ -322,6 +336,8 @@ pub(crate) fn edit(
         edits.extend(parsed.set_field(BodyField::CacheSalt, format!("\"{ours}\"").as_bytes()));
         in_force = Some(ours);
     }
+    let session = session.and_then(|session| serde_json::to_vec(&session).ok());
+    edits.extend(session.and_then(|session| parsed.set_field(BodyField::SessionId, &session)));
     let body = if edits.is_empty() { body } else { apply_edits(&body, &mut edits).into() };
     Edited { body, strip_usage, hygiene: found, salt: in_force }
 }

@@ -199,6 +199,45 @@ async fn a_restarted_gateway_knows_what_was_cached_before() {
     engine.stop().await;
 }
 
+/// The same by lineage alone: the engine's events still name the session.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_gateway_knows_a_session_by_what_the_engine_says_of_it() {
+    let engine = engine(MockKind::Vllm).await;
+    let mut session = Session::new("s");
+    let before = gateway(&[&engine], &[PromptSource::Lineage], |_| {}).await;
+    before.exact().await;
+    let first = session.turn(&before, "before").await;
+    drop(before);
+    let after = gateway(&[&engine], &[PromptSource::Lineage], |_| {}).await;
+    let whole = first.blocks();
+    after.admin_until("/kv", |kv| kv["workers"][0]["blocks"].as_u64() >= Some(whole)).await;
+    let said = session.turn(&after, "after").await;
+    assert_eq!(said.source, "lineage", "{said:?}");
+    assert_eq!(said.predicted, Some(said.cached));
+    assert!(said.cached >= first.prompt / BLOCK * BLOCK, "{said:?}");
+    let stranger = Session::new("t").turn(&after, "after").await;
+    assert_eq!(stranger.source, "none", "another session is not this one: {stranger:?}");
+    engine.stop().await;
+}
+
+/// SGLang takes a session's id in the body only; what the client wrote there itself stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_is_told_of_the_session_in_the_body() {
+    let mut kept = config(MockKind::Sglang);
+    kept.record.bodies = true;
+    let engine = MockEngine::start(kept).await.expect("starts");
+    let setup = gateway(&[&engine], &[PromptSource::Lineage], |_| {}).await;
+    setup.exact().await;
+    Session::new("s").turn(&setup, "question").await;
+    let bodies: Vec<Value> = (engine.records().into_iter())
+        .filter(|record| record.path == "/v1/chat/completions")
+        .filter_map(|record| serde_json::from_str(&record.body?).ok())
+        .collect();
+    assert_eq!(bodies.len(), 1);
+    assert_eq!(bodies[0]["session_id"], "default/s");
+    engine.stop().await;
+}
+
 /// An engine that publishes nothing is known by what was sent to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_events_a_worker_is_known_by_what_was_sent_to_it() {
