@@ -1,5 +1,7 @@
 //! What goes into a policy and what comes out.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use tandem_types::{GroupId, PrefixMatch, ProgramKey, TurnId, Usage, WorkerId};
 
@@ -37,6 +39,8 @@ pub struct Arrival<'a> {
     pub prefix: &'a PrefixMatch,
     /// The program ends with this turn.
     pub last: bool,
+    /// How long the call has waited before, on connections that broke: it keeps its place.
+    pub waited: Duration,
 }
 
 /// How a turn ended that was dispatched.
@@ -116,7 +120,7 @@ pub enum Placement {
     Any,
     /// There if that is possible now; else routing decides.
     Prefer(WorkerId),
-    /// There, where its room is reserved; elsewhere only when that worker is gone.
+    /// There, where its room is reserved; elsewhere only when that worker cannot take it.
     Pin(WorkerId),
 }
 

@@ -73,7 +73,6 @@ pub(crate) struct Turn {
     pub(crate) prompt: u64,
     pub(crate) generated: u64,
     pub(crate) arrived: Time,
-    pub(crate) order: u64,
     pub(crate) waiting: bool,
     pub(crate) dispatched: Option<Time>,
     /// Prompt tokens that lie at each worker; `None` for those of which nothing is known.
@@ -130,11 +129,10 @@ pub(crate) struct Table {
     turns: BTreeMap<TurnId, Turn>,
     pub(crate) workers: BTreeMap<WorkerId, Worker>,
     /// Held turns in the order in which they came.
-    pub(crate) waiting: BTreeSet<(u64, TurnId)>,
+    pub(crate) waiting: BTreeSet<(Time, TurnId)>,
     idle: BTreeSet<(Time, Slot)>,
     /// Idle programs without a place.
     pub(crate) paused: BTreeSet<Slot>,
-    orders: u64,
     programs_max: usize,
     idle_ttl: Duration,
     heads_count_once: bool,
@@ -152,7 +150,6 @@ impl Table {
             waiting: BTreeSet::new(),
             idle: BTreeSet::new(),
             paused: BTreeSet::new(),
-            orders: 0,
             programs_max,
             idle_ttl,
             heads_count_once,
@@ -243,13 +240,11 @@ impl Table {
         }
         let slot = arrival.program.and_then(|key| self.by_key.get(key).copied());
         let slot = slot.unwrap_or_else(|| self.insert(arrival));
-        self.orders += 1;
         let mut turn = Turn {
             slot,
             prompt: arrival.prompt_tokens.min(TOKENS_MAX),
             generated: 0,
-            arrived: now,
-            order: self.orders,
+            arrived: now - arrival.waited,
             waiting: true,
             dispatched: None,
             held_at: lies_at(arrival.prefix),
@@ -273,7 +268,7 @@ impl Table {
             self.idle.remove(&(since.unwrap_or_default(), slot));
             self.paused.remove(&slot);
         }
-        self.waiting.insert((turn.order, arrival.turn));
+        self.waiting.insert((turn.arrived, arrival.turn));
         self.turns.insert(arrival.turn, turn);
         true
     }
@@ -343,8 +338,8 @@ impl Table {
         if !std::mem::take(&mut turn.waiting) {
             return;
         }
-        let (order, slot) = (turn.order, turn.slot);
-        self.waiting.remove(&(order, id));
+        let (arrived, slot) = (turn.arrived, turn.slot);
+        self.waiting.remove(&(arrived, id));
         self.stats.admitted += 1;
         let Some(program) = self.program_mut(slot) else { return };
         let resumed = !program.active && program.ran;
@@ -538,7 +533,7 @@ impl Table {
     fn leave(&mut self, now: Time, id: TurnId, ended: bool) -> Option<Slot> {
         self.discharge(id);
         let turn = self.turns.remove(&id)?;
-        self.waiting.remove(&(turn.order, id));
+        self.waiting.remove(&(turn.arrived, id));
         let slot = turn.slot;
         let program = self.program_mut(slot)?;
         program.live.remove(&id);
@@ -627,7 +622,7 @@ impl Table {
         let mut found: BTreeMap<WorkerId, (u64, u32, u64, BTreeSet<Slot>)> = BTreeMap::new();
         for (id, turn) in &self.turns {
             let program = self.program(turn.slot).ok_or(format!("{id} belongs to nobody"))?;
-            if !program.live.contains(id) || turn.waiting != self.waiting.contains(&(turn.order, *id)) {
+            if !program.live.contains(id) || turn.waiting != self.waiting.contains(&(turn.arrived, *id)) {
                 return Err(format!("{id} is lost"));
             }
             if let Some((worker, tokens)) = turn.charge {

@@ -112,6 +112,7 @@ fn idle_programs_expire_and_the_nameless_are_strangers() {
                 prompt_tokens: 100,
                 prefix: &PrefixMatch::unknown(),
                 last: false,
+                waited: std::time::Duration::ZERO,
             }));
             world.tell(&Event::Dispatched { turn: TurnId(id), worker: w(0) });
         }

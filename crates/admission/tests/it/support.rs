@@ -120,6 +120,7 @@ impl World {
             prompt_tokens: prompt,
             prefix,
             last: false,
+            waited: std::time::Duration::ZERO,
         }));
         assert!(self.fates.contains_key(&turn.0), "every arrival is answered at once");
         turn.0
