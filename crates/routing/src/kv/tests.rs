@@ -140,6 +140,37 @@ fn fleet_of(a: Candidate, b: Candidate) -> Workers {
     Workers::of(vec![a, b])
 }
 
+#[test]
+fn a_leg_counts_what_its_worker_has_to_do() {
+    let found = ten_blocks(&[held(0, 8, 8, 8)]);
+    let turn =
+        RouteTurn { home: Some(worker(0)), input_tokens: 1000, prefix: Some(&found), ..RouteTurn::default() };
+    let mut busy = candidate(0, 3);
+    busy.queued_prefill = 400;
+    let fleet = || Workers::of(vec![busy, candidate(1, 1)]);
+    // All that runs at a worker for prompts is queued prefill.
+    let choice = choose(&RouteTurn { leg: crate::Leg::Prefill, ..turn }, &fleet());
+    assert_eq!(terms_of(&choice, 0).total(), 200 + 400);
+    assert_eq!(terms_of(&choice, 1).total(), 1000 + 800 + 100);
+    // A worker for answers fetches what it lacks, at a tenth.
+    let choice = choose(&RouteTurn { leg: crate::Leg::Decode, ..turn }, &fleet());
+    let (home, other) = (terms_of(&choice, 0), terms_of(&choice, 1));
+    assert_eq!((home.prefill, home.transfer, home.total()), (0, 20, 20 + 400 + 3 * 512));
+    assert_eq!((other.prefill, other.transfer, other.total()), (0, 100, 100 + 80 + 10 + 512));
+}
+
+#[test]
+fn an_adapter_to_load_counts_as_a_prompt_of_its_size() {
+    let mut cold = candidate(0, 0);
+    cold.cold = true;
+    let at = |queued| {
+        let mut warm = candidate(1, 0);
+        warm.queued_prefill = queued;
+        choose(&RouteTurn { input_tokens: 100, ..RouteTurn::default() }, &fleet_of(cold, warm)).worker
+    };
+    assert_eq!([4095, 4097].map(at), [worker(1), worker(0)]);
+}
+
 /// I-KV-4.
 #[test]
 fn without_a_match_home_is_taken_to_hold_what_the_program_had_there() {
@@ -301,6 +332,7 @@ proptest! {
                 program_tokens,
                 prefix: Some(found),
                 wishes: Some(&wishes),
+                ..RouteTurn::default()
             };
             let choice = choose(&turn, &Workers::of(candidates.clone()));
             let mut scores = choice.scores;
