@@ -1,7 +1,7 @@
 //! Engines coming, going, lying and hanging.
 
 use tandem_engines::{AddError, Added, EngineEvent, EngineState, Engines, EnginesConfig, LoadSource, empty};
-use tandem_types::{EngineId, EngineKind, LoadReport, WorkerInfo};
+use tandem_types::{Adapter, EngineId, EngineKind, LoadReport, WorkerInfo};
 use tokio::sync::mpsc;
 
 use crate::net::{Fleet, Mode, Net, Script, VLLM_METRICS, config, millis, secs, spec, worker};
@@ -284,8 +284,9 @@ async fn a_loaded_adapter_appears_as_a_model() {
     fleet.next().await;
     let list = r#"{"data":[{"id":"tiny","owned_by":"vllm"},{"id":"sql","owned_by":"vllm","parent":"tiny"}]}"#;
     script.set("/v1/models", 200, list);
+    let adapters = vec![Adapter { name: "sql".to_owned(), base: "tiny".to_owned() }];
     let models = vec!["sql".to_owned(), "tiny".to_owned()];
-    assert_eq!(fleet.next().await, up(0, &WorkerInfo { models, ..vllm_info() }));
+    assert_eq!(fleet.next().await, up(0, &WorkerInfo { models, adapters, ..vllm_info() }));
     assert!(net.now() < secs(31), "{:?}", net.now());
     let status = fleet.engines.status(EngineId(0)).expect("registered");
     assert_eq!(status.models.first().and_then(|m| m.parent.as_deref()), Some("tiny"));
