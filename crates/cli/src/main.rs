@@ -12,8 +12,10 @@ mod demo;
 mod doctor;
 mod logging;
 mod mock_engine;
+mod mock_store;
 mod print;
 mod serve;
+mod simulate;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -38,6 +40,10 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Run one modelled engine that speaks vLLM's or SGLang's HTTP API and KV event sockets.
     MockEngine(Box<mock_engine::MockEngineArgs>),
+    /// Run a store that speaks Mooncake's REST and event socket and holds only names.
+    MockStore(mock_store::MockStoreArgs),
+    /// Compare policies on a trace or on made-up sessions, in virtual time.
+    Simulate(Box<simulate::SimulateArgs>),
     /// Find out what a harness sends, or what an engine lacks.
     Doctor(doctor::DoctorArgs),
     /// Check or show the configuration.
@@ -63,7 +69,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let default_level = match args.command {
         Command::Serve(_) => "info",
-        Command::Demo(_) | Command::MockEngine(_) | Command::Doctor(_) | Command::Config(_) => "warn",
+        _ => "warn",
     };
     logging::init(&args.logging, default_level);
     match run(args.command) {
@@ -95,8 +101,10 @@ fn words(error: &anyhow::Error) -> String {
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
-    if let Command::Config(args) = command {
-        return config::run(args);
+    match command {
+        Command::Config(args) => return config::run(args),
+        Command::Simulate(args) => return simulate::run(&args),
+        _ => {}
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -108,8 +116,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Serve(args) => serve::run(*args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::MockEngine(args) => mock_engine::run(*args).await,
+            Command::MockStore(args) => mock_store::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
             Command::Config(args) => config::run(args),
+            Command::Simulate(args) => simulate::run(&args),
         }
     });
     // Every task of ours has ended by now; a lookup stuck in the resolver's thread must not keep us.

@@ -6,8 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
+use tandem_engine_model::{LinkConfig, TierConfig, WritePolicy};
 use tandem_mock_engine::{
-    AgentScript, Fallback, KvEventsConfig, MockConfig, MockEngine, MockKind, MockModel, Script, Speed,
+    AgentScript, Fallback, KvEventsConfig, MockConfig, MockEngine, MockKind, MockModel, MockTiers, Script,
+    Speed, StoreUse,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -47,6 +49,30 @@ pub(crate) struct MockEngineArgs {
     /// KV pool of each rank, in tokens.
     #[arg(long, value_name = "TOKENS")]
     pool: Option<u64>,
+    /// Host memory for blocks that the device has no room for, per rank, in tokens.
+    #[arg(long, value_name = "TOKENS")]
+    host_pool: Option<u64>,
+    /// Disk for blocks that host memory has no room for, per rank, in tokens.
+    #[arg(long, value_name = "TOKENS")]
+    disk_pool: Option<u64>,
+    /// To and from host memory, GB/s each way.
+    #[arg(long, value_name = "GB/S")]
+    host_bandwidth: Option<f64>,
+    /// To and from disk, GB/s each way.
+    #[arg(long, value_name = "GB/S")]
+    disk_bandwidth: Option<f64>,
+    /// To and from the shared store, GB/s each way.
+    #[arg(long, value_name = "GB/S", requires = "store")]
+    store_bandwidth: Option<f64>,
+    /// Copy blocks down when the device evicts them, not when they are full.
+    #[arg(long)]
+    write_back: bool,
+    /// A `tandem mock-store` to put blocks into and to read them back from (kind vllm).
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// Name blocks by the real engine's hash.
+    #[arg(long)]
+    engine_hashes: bool,
     /// Most sequences in a batch.
     #[arg(long, value_name = "N")]
     max_num_seqs: Option<u32>,
@@ -114,15 +140,17 @@ fn settings(args: MockEngineArgs) -> anyhow::Result<MockConfig> {
         Some(Kind::Sglang) => config.kind = MockKind::Sglang,
         None => {}
     }
+    tiers(&args, &mut config.tiers);
     if !args.models.is_empty() {
         config.models = args.models.iter().map(|name| MockModel::base(name)).collect();
     }
     config.host = args.host.unwrap_or(config.host);
     config.port = args.port.unwrap_or(config.port);
-    config.profile = args.profile.unwrap_or(config.profile);
+    config.profile = args.profile.clone().unwrap_or(config.profile);
     config.speed = args.speedup.unwrap_or(config.speed);
     config.block_size = args.block_size.unwrap_or(config.block_size);
     config.pool_tokens = args.pool.or(config.pool_tokens);
+    config.engine_hashes |= args.engine_hashes;
     config.max_num_seqs = args.max_num_seqs.unwrap_or(config.max_num_seqs);
     config.max_model_len = args.max_model_len.unwrap_or(config.max_model_len);
     config.dp_ranks = args.dp_ranks.unwrap_or(config.dp_ranks);
@@ -151,6 +179,35 @@ fn settings(args: MockEngineArgs) -> anyhow::Result<MockConfig> {
         };
     }
     Ok(config)
+}
+
+/// Cache tiers below the device: pools, bandwidths, the store.
+fn tiers(args: &MockEngineArgs, tiers: &mut MockTiers) {
+    let model = &mut tiers.model;
+    let link = |speed: f64| LinkConfig { read_gb_s: speed, write_gb_s: speed };
+    let own = [
+        (&mut model.host, args.host_pool, args.host_bandwidth, 32.0),
+        (&mut model.disk, args.disk_pool, args.disk_bandwidth, 10.0),
+    ];
+    for (tier, tokens, speed, default) in own {
+        if let Some(tokens) = tokens {
+            let link = tier.map_or_else(|| link(default), |tier| tier.link);
+            *tier = Some(TierConfig { tokens, link });
+        }
+        if let (Some(tier), Some(speed)) = (tier, speed) {
+            tier.link = link(speed);
+        }
+    }
+    if let Some(speed) = args.store_bandwidth {
+        model.shared = Some(link(speed));
+    }
+    if args.write_back {
+        model.policy = WritePolicy::Back;
+    }
+    if let Some(url) = &args.store {
+        let head = tiers.store.take().and_then(|store| store.head);
+        tiers.store = Some(StoreUse { url: url.clone(), head });
+    }
 }
 
 /// Reads a TOML file, or a JSON one when it is named so.
