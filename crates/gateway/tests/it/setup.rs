@@ -99,7 +99,7 @@ impl Setup {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), found).await.unwrap_or_else(|_| panic!("{path}"))
+        tokio::time::timeout(Duration::from_secs(90), found).await.unwrap_or_else(|_| panic!("{path}"))
     }
 
     /// Waits until every engine is ready.
@@ -130,7 +130,7 @@ impl Setup {
     /// All rows of the trace and of its companion.
     pub(crate) fn events(&self) -> Vec<Value> {
         let mut events = Vec::new();
-        for name in ["trace.jsonl", "trace-tandem.jsonl"] {
+        for name in ["trace.jsonl", "trace.jsonl.tandem"] {
             let Ok(text) = std::fs::read_to_string(self.folder.path().join(name)) else { continue };
             for line in text.lines() {
                 let row: Value = serde_json::from_str(line).expect("a row");
