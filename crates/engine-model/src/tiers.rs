@@ -233,13 +233,13 @@ impl Tiers {
     fn take_in(&mut self, tier: Tier, keys: &[u64], events: &mut Vec<KvEvent>) -> Vec<u64> {
         let store = if tier == Tier::Host { &mut self.host } else { &mut self.disk };
         let Some(store) = store else { return Vec::new() };
-        let mut seen = HashSet::new();
+        let mut seen: HashSet<u64, BuildHasherDefault<KeyHasher>> = HashSet::default();
         let news: Vec<u64> =
             keys.iter().copied().filter(|key| !store.blocks.contains(*key) && seen.insert(*key)).collect();
         // Last block first, so that of a prefix the head goes last.
         let mut gone: Vec<u64> = keys.iter().rev().filter_map(|key| store.blocks.insert(*key)).collect();
         // A batch larger than the tier pushes out its own blocks, some of them twice.
-        let mut counted = HashSet::new();
+        let mut counted: HashSet<u64, BuildHasherDefault<KeyHasher>> = HashSet::default();
         gone.retain(|key| !store.blocks.contains(*key) && counted.insert(*key));
         let stored: Vec<u64> = news.iter().copied().filter(|key| store.blocks.contains(*key)).collect();
         let removed: Vec<u64> = gone.iter().copied().filter(|key| !seen.contains(key)).collect();

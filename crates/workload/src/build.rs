@@ -3,7 +3,7 @@
 //! Invariants: I-WKL-2 and I-WKL-3 are established here: turns sorted, pauses relative to the last thing waited
 //! for, no circle.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ pub(crate) fn build(
 struct Graph {
     first: Vec<u32>,
     parent: Vec<Option<usize>>,
-    named: HashMap<Arc<str>, NodeNo>,
+    named: BTreeMap<Arc<str>, NodeNo>,
     deps: Vec<Vec<(NodeNo, Trigger, Option<Duration>)>>,
 }
 
@@ -101,7 +101,7 @@ impl Graph {
             count += draft.turns.len();
         }
         first.push(number(count)?);
-        let by_name: HashMap<&str, usize> =
+        let by_name: BTreeMap<&str, usize> =
             drafts.iter().enumerate().map(|(index, draft)| (&*draft.id, index)).collect();
         let mut parent = vec![None; drafts.len()];
         for ((draft, slot), index) in drafts.iter().zip(&mut parent).zip(0..) {
@@ -111,7 +111,7 @@ impl Graph {
                 _ => repairs.note(Repair::UnknownParent, &draft.id)?,
             }
         }
-        let mut graph = Self { first, parent, named: HashMap::new(), deps: vec![Vec::new(); count] };
+        let mut graph = Self { first, parent, named: BTreeMap::new(), deps: vec![Vec::new(); count] };
         for (index, draft) in drafts.iter().enumerate() {
             for (at, turn) in draft.turns.iter().enumerate() {
                 if let Some(id) = &turn.id {

@@ -33,6 +33,7 @@ const JOIN: &str = r#"{"schema":"dynamo.request.trace.v1","event_type":"request_
 {"schema":"dynamo.request.trace.v1","event_type":"request_end","event_time_unix_ms":1789000344981,"event_source":"dynamo","agent_context":{"session_id":"P"},"request":{"request_id":"p2","model":"tiny","input_tokens":256,"output_tokens":10,"request_received_ms":1789000339981,"total_time_ms":5000.0,"replay":{"trace_block_size":64,"input_length":256,"input_sequence_hashes":[11,12,13,14]}}}
 "#;
 
+// I-WKL-2: p1 and p2 stand together although c1 came between them.
 #[test]
 fn a_dynamo_trace_keeps_the_pause_behind_a_join() {
     assert_eq!(sniff(JOIN.as_bytes()), Ok(Format::Dynamo));
@@ -125,6 +126,7 @@ fn agentic_rows_wait_for_what_they_say() {
     assert_eq!(workload.repairs.count(Repair::UnknownDependency), 1);
     assert!(matches!(strict(older), Err(ImportError::Strict { repair: Repair::UnknownDependency, .. })));
 
+    // I-WKL-2: what waits in a circle is refused.
     let circle = r#"{"request_id":1,"session_id":"s","input_length":64,"output_length":3,"hash_ids":[1],"wait_for":[2]}
 {"request_id":2,"session_id":"t","input_length":64,"output_length":3,"hash_ids":[1],"wait_for":[1]}
 "#;

@@ -1,6 +1,6 @@
 //! Alibaba's Bailian usage traces: chats that name the chat they continue; times in seconds, blocks of 16 tokens.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -33,7 +33,7 @@ pub(super) fn read(
 ) -> Result<(Vec<Draft>, u32), ImportError> {
     let mut drafts = Drafts::default();
     // Of each chat its session, and whether another chat has gone on from it.
-    let mut chats: HashMap<Arc<str>, (String, bool)> = HashMap::new();
+    let mut chats: BTreeMap<Arc<str>, (String, bool)> = BTreeMap::new();
     for (number, row) in rows::<Row>(text, repairs)? {
         let id = name(&row.chat_id);
         if row.input_length == 0 {

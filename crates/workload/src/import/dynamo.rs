@@ -1,6 +1,6 @@
 //! `dynamo.request.trace.v1`, with what Tandem adds to it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::BufReader;
 use std::sync::Arc;
 use std::time::Duration;
@@ -137,7 +137,7 @@ fn turn(record: &Record, epoch: u64, drafts: &mut Drafts, repairs: &mut Repairs)
 
 /// Edges that tool rows tell replace those that times suggest.
 fn explicit(drafts: &mut Drafts, spawns: &BTreeMap<String, Spawn>) {
-    let mut joins: HashMap<Arc<str>, Vec<Arc<str>>> = HashMap::new();
+    let mut joins: BTreeMap<Arc<str>, Vec<Arc<str>>> = BTreeMap::new();
     for draft in &mut drafts.list {
         let Some(spawn) = spawns.get(&*draft.id) else { continue };
         draft.background |= spawn.background;

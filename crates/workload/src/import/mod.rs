@@ -244,7 +244,7 @@ fn stream(seed: u64, tokens: u64, block_size: u32) -> Vec<u64> {
 #[derive(Default)]
 struct Drafts {
     list: Vec<Draft>,
-    by_name: std::collections::HashMap<Arc<str>, usize>,
+    by_name: std::collections::BTreeMap<Arc<str>, usize>,
 }
 
 impl Drafts {
