@@ -6,9 +6,9 @@
 //!   turns, both without the head that others have there too ([`Worker::shared`]).
 //! - Several turns of one program may run at once, at several workers. The context of the program is then that of the
 //!   longest of them.
-//! - I-TAB-1 what a worker is charged with is the sum over its turns and idle programs; [`Table::check`] counts again.
-//! - I-TAB-2 a turn is waiting, admitted, or gone; it is charged to one worker at most.
-//! - I-TAB-3 an aborted turn leaves its program as it was before it came; one that had run leaves what it computed.
+//! - I-ATB-1 what a worker is charged with is the sum over its turns and idle programs; [`Table::check`] counts again.
+//! - I-ATB-2 a turn is waiting, admitted, or gone; it is charged to one worker at most.
+//! - I-ATB-3 an aborted turn leaves its program as it was before it came; one that had run leaves what it computed.
 //! - Heads: what lies at a worker of the first prompt of a program that never ran there was computed by others. It is
 //!   counted once for each group (or all programs without one), at the length of the longest: different heads inside
 //!   one group are undercounted by the shorter ones.

@@ -5,10 +5,10 @@
 //!   were computed were computed for. None of it needs a tokenizer or engine events; both make it exact.
 //! - Inputs: request bodies ([`outline()`]), token ids where known, the engines' usage reports. Outputs: [`Arrival`]
 //!   (relation, [`Divergence`], [`Expected`]), [`Inferred`], [`Split`], block hashes of text.
-//! - Invariants: I-LIN-1 no content is kept: outlines are hashes and lengths; I-LIN-2 nothing from outside
-//!   panics or grows anything beyond [`limits`]; I-LIN-3 a program is only ever compared with itself, and
-//!   with another one of the same tenant only when it is new; I-LIN-4 the same calls give the same answers:
-//!   no clock, no chance, no iteration in hash order.
+//! - No content is kept: outlines are hashes and lengths. The same calls give the same answers: no clock, no
+//!   chance, no iteration in hash order.
+//! - Invariants: I-LIN-2 nothing from outside panics or grows anything beyond [`limits`]; I-LIN-3 a program is only
+//!   ever compared with itself, and with another one of the same tenant only when it is new.
 //! - Deliberately absent: tokens of any kind but those handed in, and floors to whole blocks: block sizes are
 //!   the engines' business and the caller's to apply.
 //! - Sources: recorded requests of twelve harnesses, named in the tests that read them.

@@ -203,6 +203,7 @@ fn a_decision_at_one_worker_ignores_the_programs_of_others() {
     }
 }
 
+/// I-ATB-3.
 #[test]
 fn an_abort_leaves_a_program_as_it_was() {
     for mut world in worlds(&[1_000]) {

@@ -144,7 +144,8 @@ fn drain(policy: &str, world: &mut World, mut open: Open, mut clock: f64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// I-ADM-1, I-ADM-2, I-ADM-4, I-ADM-5, I-TAB-1 to I-TAB-3, I-TAN-1; the table is counted again after every step.
+    /// I-GAT-1, I-GAT-2, I-GAT-4, I-GAT-5, I-ATB-1, I-ATB-2, I-ATB-3, I-TAN-1; the table is counted again after
+    /// every step.
     #[test]
     fn nothing_leaks_and_every_hold_ends(steps in prop::collection::vec(step(), 1..250), disturbed in any::<bool>()) {
         for policy in ["thunderagent", "idle_lease", "tandem"] {
@@ -153,7 +154,7 @@ proptest! {
     }
 }
 
-/// I-ADM-3.
+/// I-GAT-3.
 #[test]
 fn the_same_events_give_the_same_actions() {
     for policy in ["thunderagent", "idle_lease", "tandem"] {

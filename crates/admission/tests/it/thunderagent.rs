@@ -82,6 +82,7 @@ fn nothing_is_paused_at_095_and_the_smallest_acting_go_until_080_above() {
     assert_eq!(world.charged(0), (0, 701));
 }
 
+/// I-THA-1: below the resume ceiling.
 #[test]
 fn a_paused_program_waits_for_room_below_085_and_is_boosted_once() {
     let mut world = world(&[1_000]);
@@ -171,6 +172,7 @@ fn resumed_programs_are_packed_largest_first() {
     assert_eq!(waiting.map(|turn| world.worker(turn)), [w(1), w(0), w(1)]);
 }
 
+/// I-THA-1: a new program that fits whole, and one that waits and does not fit below the ceiling.
 #[test]
 fn what_fits_the_sum_but_no_worker_keeps_waiting() {
     let mut world = world(&[1_000, 1_000]);
@@ -184,6 +186,7 @@ fn what_fits_the_sum_but_no_worker_keeps_waiting() {
     assert!(!world.runs(b), "850 - 700 = 150 and less");
 }
 
+/// I-THA-2.
 #[test]
 fn the_smallest_reasoning_programs_are_marked_until_what_they_release_suffices() {
     for (mark_all, expected) in [(false, [true, false, false]), (true, [true, true, true])] {

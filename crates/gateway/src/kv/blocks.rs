@@ -4,9 +4,9 @@
 //! - Inputs: the body as engines will get it, its identity, token ids that came with it. Output: [`Found`].
 //! - Sources, in the configured order, the first that has the blocks: token ids that the client sent (always
 //!   first), a tokenizer here, the session's lineage, an engine that tokenizes, the text.
-//! - Invariants: I-BLK-1 each source is bounded in time and in how many use it at once; none can fail a request;
-//!   I-BLK-2 work in proportion to a large prompt is not done on a thread that serves connections; I-BLK-3 a
-//!   lineage that is only estimated counts when no other source has anything.
+//! - Each source is bounded in time and in how many use it at once; none can fail a request. Work in proportion to a
+//!   large prompt is not done on a thread that serves connections. A lineage that is only estimated counts when no
+//!   other source has anything.
 //! - Deliberately absent: prompts with pictures and the like, unless an engine or the client gives their tokens.
 
 use std::sync::Arc;

@@ -6,10 +6,11 @@
 //! - Order: parameters that change the prompt, system prompt, tools, then each message or input item with its
 //!   parts as the body has them. Some chat templates render tools before the system prompt; which of the two
 //!   is found to differ first then changes, and nothing else.
-//! - Invariants: I-OUT-1 no content is kept; I-OUT-2 equal segments for bodies that differ only in white space,
-//!   escapes, order of members, `cache_control` marks, item ids and states, and in whether a lone text stands
-//!   in a list; I-OUT-3 what reaches the prompt counts exactly; I-OUT-4 at most [`SEGMENTS_MAX`] segments, the last
-//!   of which stands for all that was folded into it; I-OUT-5 a field of a wrong type counts as absent.
+//! - No content is kept, and a field of a wrong type counts as absent.
+//! - Invariants: I-OLN-2 equal segments for bodies that differ only in white space, escapes, order of members,
+//!   `cache_control` marks, item ids and states, and in whether a lone text stands in a list; I-OLN-3 what reaches
+//!   the prompt counts exactly; I-OLN-4 at most [`SEGMENTS_MAX`] segments, the last of which stands for all that was
+//!   folded into it.
 //! - Parameters: those that select another cache (model, adapter, salt) or that templates read (template
 //!   arguments, reasoning effort, thinking). `tool_choice` only where it takes tools out of the prompt: "none",
 //!   or one tool by name. Sampling parameters, output bounds and output schemas are no part of a prompt.

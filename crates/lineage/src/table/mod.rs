@@ -5,11 +5,11 @@
 //! - Inputs: outlines, token ids where known, usage reports. Outputs: [`Arrival`], [`Inferred`].
 //! - Expectation, best first: token ids of both prompts ([`Basis::Tokens`]); the engine's counts of the last turn,
 //!   with its answer where `evidence` says so, when the body only grew; bytes in proportion. Never rounded to blocks.
-//! - Invariants: I-TAB-1 only answered turns are built on: an open turn is seen only by its repetition, and a
-//!   withdrawn one was never there; I-TAB-2 programs, segments, token ids, branches and open turns are bounded by
+//! - Invariants: I-LTB-1 only answered turns are built on: an open turn is seen only by its repetition, and a
+//!   withdrawn one was never there; I-LTB-2 programs, segments, token ids, branches and open turns are bounded by
 //!   [`LineageConfig`] and [`OPEN_TURNS_MAX`]: the program that was quiet longest leaves first, token ids are given up
-//!   before outlines; I-TAB-3 a ticket that is not known (expired, withdrawn, ended twice) is ignored; I-TAB-4 a side
-//!   call is compared and not remembered; I-TAB-5 the index of prompts holds exactly the answered lines.
+//!   before outlines; I-LTB-3 a ticket that is not known (expired, withdrawn, ended twice) is ignored; I-LTB-4 a side
+//!   call is compared and not remembered; I-LTB-5 the index of prompts holds exactly the answered lines.
 //! - Deliberately absent: which worker holds what.
 
 mod infer;

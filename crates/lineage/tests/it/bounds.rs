@@ -9,7 +9,7 @@ use tandem_types::{Dialect, TenantId, Time};
 
 use crate::support::{Answer, arriving, assistant, chat, program, read, user};
 
-/// I-TAB-2.
+/// I-LTB-2; I-LIN-3: a known program is compared with itself, a forgotten one with another as a new one is.
 #[test]
 fn the_program_that_was_quiet_longest_leaves_first() {
     let mut lineage = Lineage::new(LineageConfig { programs_max: 3, ..LineageConfig::default() });
@@ -108,8 +108,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// I-TAB-2, I-TAB-5: whatever happens in whatever order, the bounds hold, and nothing remains of programs that
-    /// are gone: neither segments nor token ids, nor entries in the index of prompts.
+    /// I-LTB-2, I-LTB-5, I-LIN-2: whatever happens in whatever order, the bounds hold, and nothing remains of
+    /// programs that are gone: neither segments nor token ids, nor entries in the index of prompts.
     #[test]
     fn the_table_keeps_its_bounds_and_leaves_nothing_behind(steps in prop::collection::vec(step(), 0..120)) {
         let config = LineageConfig {

@@ -157,7 +157,7 @@ fn a_place_without_token_ids_is_an_estimate() {
     assert_eq!((arrival.history, arrival.displaced), (4009, Some(0)));
 }
 
-/// I-TAB-1: a turn that failed was never there, and one that runs is not built on.
+/// I-LTB-1: a turn that failed was never there, and one that runs is not built on.
 #[test]
 fn only_answered_turns_count() {
     let mut session = Session::new();
@@ -171,7 +171,7 @@ fn only_answered_turns_count() {
     assert_eq!(repeated.relation, Relation::Repeat);
 }
 
-/// I-TAB-3.
+/// I-LTB-3.
 #[test]
 fn a_ticket_is_good_once() {
     let mut session = Session::new();
@@ -186,7 +186,7 @@ fn a_ticket_is_good_once() {
     assert_eq!((session.lineage.programs(), session.lineage.segments()), (0, 0));
 }
 
-/// I-TAB-4.
+/// I-LTB-4.
 #[test]
 fn a_side_call_is_compared_and_not_remembered() {
     let (mut lineage, program) = (Lineage::new(LineageConfig::default()), program("s"));

@@ -37,7 +37,7 @@ fn a_turn_is_continued_by_its_answer_and_what_follows() {
     ] {
         assert_eq!(continues(&lineage, other), None, "{other:?}");
     }
-    // Another tenant, and the same when the program is quiet for too long.
+    // Another tenant (I-INF-2, I-LIN-3), and the same when the program is quiet for too long.
     let (tenant, outline) = (TenantId::new("other").expect("id"), read(Dialect::Chat, &chat(&next)));
     assert_eq!(lineage.infer(&tenant, &outline, Time(9)), None);
     assert_eq!(lineage.infer(&TenantId::default(), &outline, Time::from_millis(3_700_000)), None);

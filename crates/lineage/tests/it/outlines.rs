@@ -123,7 +123,7 @@ fn raw_prompts_are_cut_into_pieces() {
     assert_eq!(found, [(Kind::Raw, 512), (Kind::Raw, 512), (Kind::RawTail, 16)]);
 }
 
-/// I-OUT-2.
+/// I-OLN-2.
 #[test]
 fn forms_that_mean_the_same_prompt_are_equal() {
     let one = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5});
@@ -143,7 +143,7 @@ fn forms_that_mean_the_same_prompt_are_equal() {
     assert_eq!(read(Dialect::Responses, &item("a")), read(Dialect::Responses, &item("b")));
 }
 
-/// I-OUT-3.
+/// I-OLN-3.
 #[test]
 fn whatever_reaches_the_prompt_counts() {
     let base = chat(&[user("hi"), assistant("ho"), user("ha")]);
@@ -172,7 +172,7 @@ fn whatever_reaches_the_prompt_counts() {
     assert_ne!(read(Dialect::Chat, &parts).segments(), read(Dialect::Chat, &messages).segments());
 }
 
-/// I-OUT-4.
+/// I-OLN-4.
 #[test]
 fn what_does_not_fit_is_folded_into_the_last_segment() {
     let body = |parts: usize, last: &str| {
@@ -189,6 +189,7 @@ fn what_does_not_fit_is_folded_into_the_last_segment() {
     assert_ne!(one.segments()[before], two.segments()[before]);
 }
 
+/// I-LIN-2.
 #[test]
 fn what_is_no_body_is_refused_and_odd_fields_are_not() {
     let refused = |body: &[u8]| outline(Dialect::Chat, body).expect_err("no outline");
@@ -216,7 +217,7 @@ fn lone_surrogates_are_read() {
     assert_eq!(found.segments().len(), 1);
 }
 
-/// A recorded conversation's blocks: each turn's are the next one's first ones.
+/// I-TXT-2. A recorded conversation's blocks: each turn's are the next one's first ones.
 #[test]
 fn blocks_of_a_growing_prompt_stay() {
     for harness in ["claude-code", "codex", "pi"] {
@@ -230,6 +231,7 @@ fn blocks_of_a_growing_prompt_stay() {
     }
 }
 
+/// I-TXT-1; I-TXT-4: the text ends eight bytes behind a whole block.
 #[test]
 fn a_change_leaves_the_blocks_before_it_and_none_behind() {
     let long = "0123456789abcdef".repeat(64);
@@ -305,7 +307,7 @@ fn reversed(value: &Value, out: &mut String) {
 }
 
 proptest! {
-    /// I-OUT-2, I-TXT-3: for any body whatever.
+    /// I-OLN-2, I-TXT-3, I-LIN-2: for any body whatever.
     #[test]
     fn order_and_white_space_never_count(value in json_value()) {
         let value = json!({"messages": value, "input": 1});

@@ -2,8 +2,8 @@
 //!
 //! - Purpose: objects of segments under one capacity, and the events that Mooncake 0.3.14 publishes of them.
 //! - Inputs: puts, reads, removals, clients that die. Outputs: [`ObjectChange`]s to publish.
-//! - Invariants: I-STO-1 the bytes held never exceed the capacity; I-STO-2 evictions at the watermark and lost
-//!   segments are published by nobody; I-STO-3 a second put of a key changes nothing and says nothing.
+//! - Invariants: I-MSO-1 the bytes held never exceed the capacity; I-MSO-2 evictions at the watermark and lost
+//!   segments are published by nobody; I-MSO-3 a second put of a key changes nothing and says nothing.
 //! - Source: captures of Mooncake 0.3.14.
 
 use std::collections::BTreeMap;
@@ -175,7 +175,7 @@ mod tests {
         objects.iter().map(|(key, _)| &**key).collect()
     }
 
-    /// I-STO-1, I-STO-2, I-STO-3.
+    /// I-MSO-1, I-MSO-2, I-MSO-3.
     #[test]
     fn what_is_said_and_what_is_not() {
         let limits = Limits { capacity: 40, watermark: 0.95, ratio: 0.25 };
