@@ -7,7 +7,8 @@
 //!   other waits for it. Who waits for nobody longer than the patience fails. A call without a room is refused.
 //! - The engines reach each other at their HTTP ports (`/mock/kv/ID`, `/mock/room/N`), which stand for NIXL's side channel
 //!   and SGLang's bootstrap server: a vLLM mock tells its own, an SGLang mock's bootstrap port is its HTTP port.
-//! - Invariants: I-MPD-1 nothing waits longer than the patience; I-MPD-2 what is kept is bounded and goes with its lease.
+//! - Invariant: I-MPD-1 nothing waits longer than the patience.
+//! - What is kept is bounded and goes with its lease.
 //! - Deliberately absent: the time that a fetched prompt saves (the model computes it all the same).
 //! - Sources: vLLM 0.32 and 0.33 (NIXL connector), SGLang 0.5.23 (disaggregation).
 

@@ -1,7 +1,7 @@
 //! Turns that wait for a worker are looked up again while the caches change.
 //!
-//! Invariants: I-KVH-1 a turn is looked up again only while it waits, at most once a round, and the scheduler is told
-//! only what changed; I-KVH-2 a round looks up a bounded number of turns, those that came first: they are placed first.
+//! - A turn is looked up again only while it waits, at most once a round, and the scheduler is told only what changed.
+//! - A round looks up a bounded number of turns, those that came first: they are placed first.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

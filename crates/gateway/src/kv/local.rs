@@ -3,10 +3,10 @@
 //!
 //! - Purpose: the exact token ids of a prompt before any engine has seen it, for the price of its new tail.
 //! - Inputs: request bodies as engines will get them; the engines' own counts afterwards. Output: [`Tokens`].
-//! - Invariants: I-TKL-1 tokenizing never runs on a thread that serves connections, and never on more threads than
-//!   configured; I-TKL-2 a call waits no longer than the configured time: what is then still under way ends by
-//!   itself and is remembered; I-TKL-3 what is remembered is bounded in bytes, the longest unused goes first;
-//!   I-TKL-4 a tokenizer whose count differs from the engine's so many times in a row is not asked again.
+//! - Tokenizing never runs on a thread that serves connections, and never on more threads than configured.
+//! - A call waits no longer than the configured time: what is then still under way ends by itself and is remembered.
+//! - What is remembered is bounded in bytes, the longest unused goes first.
+//! - A tokenizer whose count differs from the engine's so many times in a row is not asked again.
 //! - Deliberately absent: rendering and tokenizing themselves (the prompt crate).
 
 use std::collections::BTreeMap;

@@ -6,12 +6,15 @@
 //!   finds a prompt's blocks, from the best source that has them ([`local`] is the tokenizer here); [`fleet`] is
 //!   what of the engines both need; [`held`] looks waiting turns up again; [`status`] and [`admin`] show it to
 //!   metrics and people.
-//! - Invariants: I-KVG-1 no request fails, and none waits longer than its sources' bounds, because of anything
-//!   here; I-KVG-2 the task that applies events has a thread of its own, and requests only read what it wrote: one
-//!   that lags makes matches old, not requests slow; I-KVG-3 what was dispatched counts before the turn's bytes
-//!   leave, and no longer when it failed before the first byte of an answer; I-KVG-4 no content is kept: blocks are
-//!   hashes, outlines are hashes and lengths; what is kept to tokenize a session's next prompt is bounded and never
-//!   written anywhere; I-KVG-5 a tenant's prompts match those of another only where caches are not kept apart.
+//! - Invariants: I-KVG-1 no request fails because of anything here;
+//!   I-KVG-5 a tenant's prompts match those of another only where caches are not kept apart.
+//! - No request waits longer than its sources' bounds because of anything here.
+//! - The task that applies events has a thread of its own, and requests only read what it wrote: one that lags
+//!   makes matches old, not requests slow.
+//! - What was dispatched counts before the turn's bytes leave, and no longer when it failed before the first byte of
+//!   an answer.
+//! - No content is kept: blocks are hashes, outlines are hashes and lengths; what is kept to tokenize a session's
+//!   next prompt is bounded and never written anywhere.
 //! - Degrading: events lost -> what was dispatched lately -> the session's home -> load. Each step down and up is
 //!   a transition in the metrics.
 //! - Deliberately absent: the choice of a worker (routing), the index (kvplane), the wire (engines).

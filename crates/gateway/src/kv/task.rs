@@ -2,10 +2,10 @@
 //!
 //! - Inputs: engines' cache events, the store's events, workers that come and go, what requests tell, ticks.
 //!   Outputs: what readers see; transitions and numbers for metrics.
-//! - Invariants: I-KVT-1 it runs on a thread of its own and waits for nothing but its channels; I-KVT-2 each channel
-//!   is bounded, but for that of workers, which says little: a full one holds up the subscribers (which then lose
-//!   messages and notice) or loses news that only refine the picture; I-KVT-3 no timer is polled here, so the thread
-//!   ends cleanly whenever the runtime does.
+//! - It runs on a thread of its own and waits for nothing but its channels.
+//! - Each channel is bounded, but for that of workers, which says little: a full one holds up the subscribers (which
+//!   then lose messages and notice) or loses news that only refine the picture.
+//! - No timer is polled here, so the thread ends cleanly whenever the runtime does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

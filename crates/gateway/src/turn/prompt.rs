@@ -1,8 +1,9 @@
 //! What is known of a turn's prompt on its way: where its blocks came from, what was promised of it, what the
 //! engine said afterwards.
 //!
-//! Invariants: I-TPR-1 a dispatch counts as cached from before its bytes leave until the next dispatch, a failure
-//! before the first byte, or the end; I-TPR-2 each arrival that lineage was told of ends or is withdrawn.
+//! - A dispatch counts as cached from before its bytes leave until the next dispatch, a failure before the first byte,
+//!   or the end.
+//! - Each arrival that lineage was told of ends or is withdrawn.
 
 use std::sync::Arc;
 

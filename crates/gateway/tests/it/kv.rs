@@ -238,7 +238,7 @@ async fn sglang_is_told_of_the_session_in_the_body() {
     engine.stop().await;
 }
 
-/// An engine that publishes nothing is known by what was sent to it.
+/// An engine that publishes nothing is known by what was sent to it, and its turns are answered as any (I-KVG-1).
 #[tokio::test(flavor = "multi_thread")]
 async fn without_events_a_worker_is_known_by_what_was_sent_to_it() {
     let silent = MockConfig { kv_events: None, ..config(MockKind::Vllm) };
@@ -270,7 +270,8 @@ async fn a_cleared_cache_is_forgotten() {
     engine.stop().await;
 }
 
-/// vLLM says so only when it works the next time: one prediction is wrong, and no more.
+/// vLLM says so only when it works the next time: one prediction is wrong, and no more. The turn is answered all the
+/// same (I-KVG-1).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cache_that_was_cleared_silently_misleads_one_turn_only() {
     let engine = engine(MockKind::Vllm).await;
@@ -339,7 +340,7 @@ async fn what_was_dispatched_counts_at_once() {
     engine.stop().await;
 }
 
-/// Tenants whose caches are kept apart do not find each other's prompts.
+/// Tenants whose caches are kept apart do not find each other's prompts (I-KVG-5).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_does_not_match_what_another_has_cached() {
     let engine = engine(MockKind::Vllm).await;

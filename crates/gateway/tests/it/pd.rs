@@ -328,7 +328,8 @@ async fn sessions_run_on_pairs_of_sglang_engines() {
     assert!(rows.iter().all(|row| outcome(row).0 == "finished"));
 }
 
-/// The worker for answers never comes: the one for prompts gives up, and the turn is tried elsewhere, in bounded time.
+/// The worker for answers never comes: the one for prompts gives up (I-MPD-1), and the turn is tried elsewhere, in
+/// bounded time.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_sglang_worker_that_waits_alone_gives_up_and_the_turn_goes_on() {
     let (engines, setup) = fleet(MockKind::Sglang, |split| split.patience_ms = 100).await;

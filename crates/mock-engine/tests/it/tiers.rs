@@ -52,7 +52,8 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
 }
 
 /// The loop that was measured with the real vLLM and Mooncake: three prompts make 54 objects; the fourth
-/// request, the first prompt again, finds 576 tokens, 8 blocks of them in the store.
+/// request, the first prompt again, finds 576 tokens, 8 blocks of them in the store. I-STC-1: nothing is found in a
+/// store that has nothing of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn evicted_blocks_come_back_from_the_store() {
     let store = MockStore::start(StoreConfig::default()).await.expect("started");

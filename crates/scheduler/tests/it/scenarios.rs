@@ -15,6 +15,7 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
+/// Among them: a pair goes before a worker that does both, and nothing goes to a worker for prompts alone (I-PAIR-2).
 #[test]
 fn every_scenario_leads_to_the_effects_written_in_it() {
     let update = std::env::var_os("TANDEM_UPDATE_SCENARIOS").is_some();
