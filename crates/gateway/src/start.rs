@@ -162,23 +162,8 @@ impl Gateway {
             reading,
             kv: kv.clone(),
         }));
-        for engine in app.engines.list() {
-            let worker = WorkerId { engine: engine.id, rank: 0 };
-            app.owner.tell(Input::WorkerExpected { worker });
-        }
-
         let owner_task = tokio::spawn(owner_task);
-        let helpers = Helpers { tasks: TaskTracker::new(), stop: CancellationToken::new() };
-        helpers.spawn(admin::serve_admin(Arc::clone(&app), admin_listener));
-        helpers.spawn(admin::serve_metrics(Arc::clone(&app), metrics_listener));
-        helpers.spawn(upkeep(Arc::clone(&app)));
-        if let Some(kv) = kv {
-            helpers.spawn(kv::ticks(kv));
-            helpers.spawn(kv::held::rounds(Arc::clone(&app)));
-        }
-        if let Some(tools) = tools {
-            helpers.spawn(tools.run(Arc::clone(&app)));
-        }
+        let helpers = help(&app, admin_listener, metrics_listener, kv, tools);
         let stop = CancellationToken::new();
         let server = Server { app: Arc::clone(&app), listener, tls: tls.clone(), stop: stop.clone() };
         let server = tokio::spawn(server.run());
@@ -320,6 +305,32 @@ impl Helpers {
             }
         });
     }
+}
+
+/// Tells the scheduler of the engines that are expected, and starts what runs beside the serving of calls.
+fn help(
+    app: &Arc<App>,
+    admin_listener: tokio::net::TcpListener,
+    metrics_listener: tokio::net::TcpListener,
+    kv: Option<Arc<kv::Kv>>,
+    tools: Option<tool_events::Ingress>,
+) -> Helpers {
+    for engine in app.engines.list() {
+        let worker = WorkerId { engine: engine.id, rank: 0 };
+        app.owner.tell(Input::WorkerExpected { worker });
+    }
+    let helpers = Helpers { tasks: TaskTracker::new(), stop: CancellationToken::new() };
+    helpers.spawn(admin::serve_admin(Arc::clone(app), admin_listener));
+    helpers.spawn(admin::serve_metrics(Arc::clone(app), metrics_listener));
+    helpers.spawn(upkeep(Arc::clone(app)));
+    if let Some(kv) = kv {
+        helpers.spawn(kv::ticks(kv));
+        helpers.spawn(kv::held::rounds(Arc::clone(app)));
+    }
+    if let Some(tools) = tools {
+        helpers.spawn(tools.run(Arc::clone(app)));
+    }
+    helpers
 }
 
 /// Keeps metrics in shape between scrapes.

@@ -205,11 +205,7 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
             capture_private_headers: config.identity.capture_private_headers,
         },
         infer: config.identity.infer,
-        hygiene: HygieneConfig {
-            billing_line: config.hygiene.billing_line.into(),
-            token_budget: config.hygiene.token_budget.into(),
-            date_time: config.hygiene.date_time.into(),
-        },
+        hygiene: hygiene(&config),
         tenancy,
         cors_origins: config
             .cors
@@ -240,6 +236,14 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
         kv: super::kv::resolve(&config.kv, &config.policy)?,
         written: config,
     })
+}
+
+fn hygiene(config: &Config) -> HygieneConfig {
+    HygieneConfig {
+        billing_line: config.hygiene.billing_line.into(),
+        token_budget: config.hygiene.token_budget.into(),
+        date_time: config.hygiene.date_time.into(),
+    }
 }
 
 fn check_bounds(config: &Config) -> Result<(), ConfigError> {

@@ -444,7 +444,7 @@ mod tests {
         let clipped = clip(found.clone(), 6 * 16 + 7);
         assert_eq!(clipped.blocks, 6);
         assert_eq!(clipped.workers, [WorkerPrefix { device: 5, host: 6, disk: 6, ..held }]);
-        assert_eq!(clipped.shared, [2..4]);
+        assert_eq!(clipped.shared.as_slice(), std::slice::from_ref(&(2..4)));
         let loadable: Vec<u32> = clipped.loadable.expect("kept").iter().map(|shared| shared.blocks).collect();
         assert_eq!(loadable, [0, 6]);
         assert_eq!(clip(found.clone(), 1 << 40), found);

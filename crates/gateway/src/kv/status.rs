@@ -39,7 +39,7 @@ impl Published {
     fn stream(&self, metrics: &Metrics, status: &KvStatus) {
         let before = self.before.get(&status.worker);
         let worker = status.worker.to_string();
-        let counts: [(Family, fn(&KvStatus) -> u64); 5] = [
+        let counts: [(Family, Count); 5] = [
             (Family::KvGaps, |status| status.gaps),
             (Family::KvLost, |status| status.lost),
             (Family::KvReplays, |status| status.replays),
@@ -56,6 +56,9 @@ impl Published {
         }
     }
 }
+
+/// A number of a stream that only rises.
+type Count = fn(&KvStatus) -> u64;
 
 const fn state_word(state: KvState) -> &'static str {
     match state {
