@@ -281,7 +281,6 @@ fn equals_the_oracle_on_a_long_run() {
 /// Millions of operations; `cargo xtask oracle` runs them.
 #[test]
 #[ignore = "long"]
-#[expect(clippy::print_stdout, reason = "the counts are the report")]
 fn equals_the_oracle_on_millions_of_operations() {
     const STEPS: usize = 125_000;
     let mut done = 0;

@@ -250,7 +250,6 @@ fn long_days_end_equal_to_the_listing() {
 /// Millions of hours; `cargo xtask oracle` runs them.
 #[test]
 #[ignore = "long"]
-#[expect(clippy::print_stdout, reason = "the counts are the report")]
 fn hundreds_of_long_days_end_equal_to_the_listing() {
     long_days(250);
     println!("pool index: {} hours of events equal to the listing", 250 * 8_500);

@@ -420,7 +420,6 @@ fn the_index_equals_the_model_for_long() {
 /// A million operations; `cargo xtask oracle` runs them.
 #[test]
 #[ignore = "long"]
-#[expect(clippy::print_stdout, reason = "the counts are the report")]
 fn the_index_equals_the_model_on_a_million_operations() {
     long_runs(500);
     println!("session index: {} operations equal to the model", 500 * 2_000);
