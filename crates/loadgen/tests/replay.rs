@@ -67,7 +67,7 @@ async fn an_engine_with_room_reaches_the_unlimited_cache() {
     }
     // Whole blocks of 16 of the prompt before.
     let ideal: Vec<u32> = outcome.records.iter().map(|record| record.ideal).collect();
-    assert_eq!(ideal, [0, 144, 192, 240]);
+    assert_eq!(ideal, [0, 160, 192, 240]);
 }
 
 #[tokio::test]
