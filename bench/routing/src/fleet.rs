@@ -50,7 +50,7 @@ pub async fn run(
         target: target(options, &gateway)?,
         arrivals: Arrivals::Lanes { lanes: options.lanes, midway: true },
         shrink: options.shrink,
-        speed: f64::from(options.shrink),
+        speed: f64::from(options.shrink) * options.speedup,
         block_size: BLOCK_SIZE,
         duration: Some(Duration::try_from_secs_f64(options.warmup + options.seconds)?),
         seed,
@@ -70,7 +70,7 @@ pub async fn run(
         engines: options.engines as usize,
         warmup: options.warmup,
         seconds: options.seconds,
-        shrink: f64::from(options.shrink),
+        speed: f64::from(options.shrink) * options.speedup,
         abandoned: outcome.abandoned,
         sessions: outcome.sessions,
         records: outcome.records,
@@ -123,12 +123,12 @@ fn free_addr() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// The address of calls. A running request counts as so many tokens for the policy kv: weights that are in tokens
-/// shrink with the tokens.
+/// The address of calls, and the weights that they ask for.
 fn target(options: &Options, gateway: &Server) -> Result<Target> {
     let mut target = Target::new(&gateway.url, MODEL);
-    let decode = options.decode.unwrap_or(DECODE / f64::from(options.shrink));
-    target.headers.insert("x-tandem-route", HeaderValue::try_from(format!("decode={decode}"))?);
+    let shrunk = || format!("decode={}", DECODE / f64::from(options.shrink));
+    let weights = options.route.clone().unwrap_or_else(shrunk);
+    target.headers.insert("x-tandem-route", HeaderValue::try_from(weights)?);
     Ok(target)
 }
 

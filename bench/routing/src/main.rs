@@ -60,12 +60,14 @@ pub struct Options {
     /// Timing profile of the engines.
     #[arg(long, default_value = "llama-70b-h100-tp4")]
     profile: String,
-    /// Modelled time over real time of the engines, on top of what `--shrink` does.
+    /// Modelled time over real time, of engines and pauses alike, on top of what `--shrink` does: below 1 on a machine
+    /// that cannot keep up.
     #[arg(long, default_value_t = 1.0)]
     speedup: f64,
-    /// Tokens that a running request counts as for the policy kv; its default (512) by `--shrink` where not given.
-    #[arg(long)]
-    decode: Option<f64>,
+    /// Weights of the policy kv, in the form of the header `x-tandem-route`. Where not given, those of the default,
+    /// shrunk like the tokens that they stand for.
+    #[arg(long, value_name = "WEIGHTS")]
+    route: Option<String>,
     /// Write every request here, JSON lines.
     #[arg(long, value_name = "FILE")]
     records: Option<PathBuf>,

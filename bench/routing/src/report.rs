@@ -19,7 +19,8 @@ pub struct Run {
     pub engines: usize,
     pub warmup: f64,
     pub seconds: f64,
-    pub shrink: f64,
+    /// Recorded seconds in a second.
+    pub speed: f64,
     pub abandoned: u64,
     pub sessions: u64,
     pub records: Vec<Record>,
@@ -101,7 +102,7 @@ impl Run {
         first.sort_by(f64::total_cmp);
         let at = |part: f64| {
             let place = ((first.len().max(1) - 1) as f64 * part).round() as usize;
-            first.get(place).copied().unwrap_or(f64::NAN) * self.shrink
+            first.get(place).copied().unwrap_or(f64::NAN) * self.speed
         };
         let mut homes: BTreeMap<(u32, u32), (u32, &str)> = BTreeMap::new();
         let mut by_turn: Vec<&&Record> = good().collect();
