@@ -27,6 +27,8 @@ const COMMANDS: &[&[&str]] = &[
     &["serve"],
     &["demo"],
     &["mock-engine"],
+    &["mock-store"],
+    &["simulate"],
     &["doctor", "harness"],
     &["doctor", "engines"],
     &["config", "check"],
@@ -324,6 +326,10 @@ fn tandem_words(line: &str) -> Option<Vec<&str>> {
     match rest {
         ["cargo", "run", ..] => {
             let behind = rest.iter().position(|word| *word == "--")?;
+            // Another package's program, not ours.
+            if rest.get(..behind)?.iter().any(|word| matches!(*word, "-p" | "--package")) {
+                return None;
+            }
             rest.get(behind + 1..).map(<[_]>::to_vec)
         }
         [first, rest @ ..] if *first == "tandem" || first.ends_with("/tandem") => Some(rest.to_vec()),
@@ -354,6 +360,7 @@ mod tests {
             "cargo run --release -- serve --port 1",
             "./target/release/tandem serve --port 1 | jq --raw-output .",
             "vllm serve --anything",
+            "cargo run --release -p other --bin speed -- --rounds 5",
             "tandem --version",
         ] {
             assert!(faults(good).is_empty(), "{good}: {:?}", faults(good));
