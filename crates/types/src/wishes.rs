@@ -86,6 +86,21 @@ impl WeightOverrides {
         }
     }
 
+    /// The weight of that name, as headers and files spell it; `None` = there is no such weight.
+    #[must_use]
+    pub fn named(&mut self, name: &str) -> Option<&mut Option<f64>> {
+        Some(match name {
+            "device" => &mut self.device,
+            "host" => &mut self.host,
+            "disk" => &mut self.disk,
+            "shared" => &mut self.shared,
+            "queued" => &mut self.queued,
+            "decode" => &mut self.decode,
+            "temperature" => &mut self.temperature,
+            _ => return None,
+        })
+    }
+
     /// Whether nothing is overridden.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -47,19 +47,11 @@ pub(super) fn wishes(headers: &HeaderMap, metrics: &Metrics) -> RouteWishes {
 fn take(wishes: &mut RouteWishes, part: &str) -> Option<()> {
     let (name, value) = part.split_once('=')?;
     let value = value.trim();
-    let weights = &mut wishes.weights;
     let weight = match name.trim() {
         "require" => return labels(&mut wishes.require, value),
         "tolerate" => return labels(&mut wishes.tolerate, value),
         "prefer" => return prefer(&mut wishes.prefer, value),
-        "device" => &mut weights.device,
-        "host" => &mut weights.host,
-        "disk" => &mut weights.disk,
-        "shared" => &mut weights.shared,
-        "queued" => &mut weights.queued,
-        "decode" => &mut weights.decode,
-        "temperature" => &mut weights.temperature,
-        _ => return None,
+        name => wishes.weights.named(name)?,
     };
     *weight = Some(number(value)?);
     Some(())

@@ -196,16 +196,7 @@ fn wishes(words: &mut Words<'_>) -> Result<RouteWishes, String> {
     let prefer = weighted(words.take("prefer"))?;
     let mut weights = WeightOverrides::none();
     for (name, weight) in weighted(words.take("weights"))? {
-        let place = match name.as_str() {
-            "device" => &mut weights.device,
-            "host" => &mut weights.host,
-            "disk" => &mut weights.disk,
-            "shared" => &mut weights.shared,
-            "queued" => &mut weights.queued,
-            "decode" => &mut weights.decode,
-            "temperature" => &mut weights.temperature,
-            _ => return Err(format!("no weight named {name:?}")),
-        };
+        let place = weights.named(&name).ok_or_else(|| format!("no weight named {name:?}"))?;
         *place = Some(weight);
     }
     Ok(RouteWishes {
