@@ -310,6 +310,9 @@ impl EngineModel {
     pub fn reset_prefix_cache(&mut self) -> bool {
         let cleared = self.pool.clear();
         if cleared {
+            // What was about to be copied down is gone before its copy began.
+            self.fresh.clear();
+            self.evicted.clear();
             self.tiers.device_cleared(self.config.flavor == Flavor::Sglang);
         }
         if cleared && self.config.emit_events {

@@ -212,3 +212,25 @@ fn a_cleared_cache() {
         assert_eq!(run(&mut engine, &mut store, a.now, 2, 0, 22).cached, cached, "{flavor:?}");
     }
 }
+
+/// An aborted request's blocks were about to be copied down when the cache was emptied: nothing of them arrives.
+#[test]
+fn a_cache_cleared_before_the_copy_down_began() {
+    let tiers = TiersConfig { disk: tier(100), ..TiersConfig::default() };
+    let mut engine = engine(Flavor::Sglang, 12, tiers);
+    let mut store = no_store();
+    engine.submit(request(1, tokens(0, 8), 9)).expect("accepted");
+    let mut pass = Pass::default();
+    // To the second block's end in the answer, which only the end of the request makes a cached one.
+    for _ in 0..6 {
+        assert!(engine.step_with(Time::ZERO, &mut store, &mut pass));
+    }
+    let now = pass.ends_at;
+    assert!(engine.abort(tandem_engine_model::RequestKey(1)));
+    assert!(engine.reset_prefix_cache());
+    let seen = run(&mut engine, &mut store, now, 2, 100, 8);
+    let on_disk: usize =
+        seen.stored.iter().filter(|(tier, ..)| *tier == Tier::Disk).map(|(.., ids)| ids.len()).sum();
+    assert_eq!(on_disk, 2, "the two blocks of the second request and no other");
+    assert_eq!(engine.load().disk_blocks, 2);
+}
