@@ -162,7 +162,7 @@ impl AdmissionPolicy for IdleLease {
                 return;
             }
             Event::Dispatched { turn, worker } => return self.table.dispatched(now, *turn, *worker),
-            Event::Undispatched { turn } => return self.table.discharge(*turn),
+            Event::Undispatched { turn } => return self.table.undispatched(*turn),
             Event::FirstToken { .. } => return,
             Event::Progress { turn, generated } => return self.table.progress(*turn, *generated),
             Event::Ended { turn, end } => {

@@ -393,7 +393,7 @@ impl Table {
         }
     }
 
-    pub(crate) fn discharge(&mut self, id: TurnId) {
+    fn discharge(&mut self, id: TurnId) {
         let Some((worker, tokens)) = self.turns.get_mut(&id).and_then(|turn| turn.charge.take()) else {
             return;
         };
@@ -402,6 +402,14 @@ impl Table {
             entry.running_tokens = entry.running_tokens.saturating_sub(tokens);
         }
         self.sweep(worker);
+    }
+
+    /// A dispatch came to nothing: nothing was computed, and nothing is taken until the next.
+    pub(crate) fn undispatched(&mut self, id: TurnId) {
+        self.discharge(id);
+        if let Some(turn) = self.turns.get_mut(&id) {
+            turn.dispatched = None;
+        }
     }
 
     /// Counts a program's head at its home, or does so no more.

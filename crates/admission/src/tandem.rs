@@ -565,7 +565,7 @@ impl AdmissionPolicy for Tandem {
                 }
                 return;
             }
-            Event::Undispatched { turn } => self.table.discharge(*turn),
+            Event::Undispatched { turn } => self.table.undispatched(*turn),
             Event::FirstToken { turn } => return self.first_token(now, *turn),
             Event::Progress { turn, generated } => {
                 self.table.progress(*turn, *generated);

@@ -52,6 +52,9 @@ pub struct ThunderAgentConfig {
     pub buffer: u64,
     /// REASONING programs count. The article's formula names ACTING ones alone, its text and all code count both.
     pub count_reasoning: bool,
+    /// A head that several programs share at a worker counts once. The article adds up whole contexts; the package
+    /// documents that it subtracts what is shared, and never does.
+    pub shared_once: bool,
     /// Mark every REASONING program rather than the smallest that suffice (package).
     pub mark_all: bool,
     /// Marks stay when the pressure is gone (package); the article is silent, and withdrawing them is what follows from
@@ -81,6 +84,7 @@ impl Default for ThunderAgentConfig {
             acting_decay: Duration::from_secs(1),
             buffer: 100,
             count_reasoning: true,
+            shared_once: false,
             mark_all: false,
             keep_marks: false,
             pass_unplaceable: false,
@@ -150,7 +154,7 @@ impl ThunderAgent {
     pub(crate) fn new(config: &AdmissionConfig) -> Self {
         Self {
             config: config.thunderagent.clone(),
-            table: Table::new(config.programs_max, config.program_idle_ttl, false),
+            table: Table::new(config.programs_max, config.program_idle_ttl, config.thunderagent.shared_once),
             next_tick: None,
         }
     }
@@ -158,7 +162,7 @@ impl ThunderAgent {
     fn used(&self, worker: &Worker) -> f64 {
         let reasoning = if self.config.count_reasoning { worker.running_tokens } else { 0 };
         let programs = u64::from(worker.running) + worker.idle.len() as u64;
-        float(reasoning)
+        float(reasoning + worker.shared)
             + float(worker.idle_tokens) * self.config.acting_weight
             + float(programs * self.config.buffer)
     }
@@ -219,8 +223,8 @@ impl ThunderAgent {
         if program.steps <= 1 && (self.table.waiting.len() > 1 || !self.table.paused.is_empty()) {
             return Err(HoldReason::Behind);
         }
-        let need = float(turn.prompt + self.config.buffer);
-        let fits = self.sized().filter(|(_, worker, capacity)| capacity - self.used(worker) >= need);
+        let need = |at| float(self.table.need(turn, at) + self.config.buffer);
+        let fits = self.sized().filter(|(at, worker, capacity)| capacity - self.used(worker) >= need(*at));
         let least = fits.min_by(|a, b| self.used(a.1).total_cmp(&self.used(b.1)));
         match least {
             Some((worker, _, _)) => Ok(Placement::Pin(worker)),
@@ -454,7 +458,7 @@ impl AdmissionPolicy for ThunderAgent {
             Event::WorkerLost { worker } => self.table.worker_lost(*worker),
             Event::Arrived(arrival) => return self.arrived(now, arrival, out),
             Event::Dispatched { turn, worker } => return self.table.dispatched(now, *turn, *worker),
-            Event::Undispatched { turn } => return self.table.discharge(*turn),
+            Event::Undispatched { turn } => return self.table.undispatched(*turn),
             Event::FirstToken { .. } => return,
             Event::Progress { turn, generated } => return self.table.progress(*turn, *generated),
             Event::Ended { turn, end } => {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::expect_used, clippy::panic, reason = "a helper that fails is a failed test")]
 
+mod article;
 mod defects;
 mod random;
 mod support;

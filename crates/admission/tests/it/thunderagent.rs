@@ -44,44 +44,6 @@ fn a_new_program_goes_where_it_fits_and_least_is_used() {
     assert_eq!(world.held(f), HoldReason::Behind, "new programs queue behind those that wait");
 }
 
-#[test]
-fn the_buffer_counts_for_each_program() {
-    let mut world = World::new(&config(|c| c.buffer = 100), &[1_000]);
-    world.arrive("a", 500);
-    let b = world.arrive("b", 300);
-    assert!(world.runs(b), "600 + 300 + 100");
-    world.end(b, 300);
-    let mut world = World::new(&config(|c| c.buffer = 100), &[1_000]);
-    world.arrive("a", 500);
-    let b = world.arrive("b", 301);
-    assert_eq!(world.held(b), HoldReason::NoRoom, "600 + 301 + 100");
-}
-
-#[test]
-fn a_turn_of_an_active_program_passes_without_a_test() {
-    let mut world = world(&[1_000]);
-    world.acting("a", 400);
-    world.acting("b", 500);
-    let again = world.arrive("a", 5_000);
-    assert_eq!(world.grant(again).placement, Placement::Pin(w(0)));
-    assert_eq!(world.charged(0), (5_000, 500));
-}
-
-#[test]
-fn nothing_is_paused_at_095_and_the_smallest_acting_go_until_080_above() {
-    let mut world = world(&[1_000]);
-    for (name, tokens) in [("a", 100), ("b", 150), ("c", 300), ("d", 400)] {
-        world.acting(name, tokens);
-    }
-    world.at(5.0);
-    assert!(world.paused.is_empty(), "950 of 1000 is not above 0.95");
-    let d = world.arrive("d", 400);
-    world.end(d, 401);
-    world.at(10.0);
-    assert_eq!(world.paused, ["a", "b"], "951 - 100 = 851 is above 800, - 150 = 701 is not");
-    assert_eq!(world.charged(0), (0, 701));
-}
-
 /// I-THA-1: below the resume ceiling.
 #[test]
 fn a_paused_program_waits_for_room_below_085_and_is_boosted_once() {
@@ -102,38 +64,6 @@ fn a_paused_program_waits_for_room_below_085_and_is_boosted_once() {
     world.end(a, 110);
     let next = world.arrive("a", 120);
     assert_eq!(world.grant(next).priority, 0, "once");
-}
-
-#[test]
-fn turns_are_demoted_from_080_on_for_a_tick_and_a_half() {
-    let mut world = world(&[1_000]);
-    world.acting("a", 400);
-    world.acting("b", 399);
-    world.at(5.0);
-    let turn = world.arrive("a", 400);
-    assert_eq!(world.grant(turn).priority, 0, "0.799");
-    world.end(turn, 401);
-    world.at(10.0);
-    let turn = world.arrive("a", 401);
-    assert_eq!(world.grant(turn).priority, -2, "0.80");
-    world.end(turn, 1);
-    // 400 of 1000 at the next tick: what was said at 10 s holds until 17.5 s.
-    world.at(17.4);
-    let turn = world.arrive("b", 399);
-    assert_eq!(world.grant(turn).priority, -2);
-    world.end(turn, 399);
-    world.at(17.6);
-    let turn = world.arrive("b", 399);
-    assert_eq!(world.grant(turn).priority, 0);
-}
-
-#[test]
-fn priorities_can_be_as_inert_as_in_the_package() {
-    let mut world = World::new(&config(|c| c.priorities = false), &[1_000]);
-    world.acting("a", 850);
-    world.at(5.0);
-    let turn = world.arrive("a", 850);
-    assert_eq!(world.grant(turn).priority, 0);
 }
 
 /// Waiting turns of known programs, then new programs, then idle ones; smallest first within each.
@@ -205,21 +135,6 @@ fn the_smallest_reasoning_programs_are_marked_until_what_they_release_suffices()
 }
 
 #[test]
-fn marks_are_withdrawn_when_the_pressure_is_gone() {
-    for keep_marks in [false, true] {
-        let mut world = World::new(&config(|c| c.keep_marks = keep_marks), &[1_000]);
-        let a = world.arrive("a", 200);
-        let b = world.arrive("b", 790);
-        world.at(5.0);
-        assert_eq!(world.policy.stats().marked, 1, "a: 990 - 200 = 790");
-        world.end(b, 100);
-        world.at(10.0);
-        world.end(a, 200);
-        assert_eq!(world.paused.is_empty(), !keep_marks);
-    }
-}
-
-#[test]
 fn a_turn_held_for_30_minutes_goes_in_by_force_and_is_charged() {
     let mut world = world(&[1_000, 1_000]);
     let x = world.arrive("x", 900);
@@ -250,35 +165,6 @@ fn only_ticks_resume_unless_switched() {
         world.at(5.0);
         assert!(world.runs(b));
     }
-}
-
-#[test]
-fn without_capacities_everything_passes() {
-    let mut world = World::new(&config(|_| {}), &[]);
-    world.tell(&Event::WorkerReady { worker: w(0), capacity: None });
-    let turns: Vec<u64> = (0..50).map(|i| world.arrive(&format!("p{i}"), 100_000)).collect();
-    assert!(turns.iter().all(|turn| world.grant(*turn).placement == Placement::Any));
-}
-
-#[test]
-fn a_program_whose_worker_is_gone_is_placed_anew_or_let_pass() {
-    for pass_unplaceable in [false, true] {
-        let mut world = World::new(&config(|c| c.pass_unplaceable = pass_unplaceable), &[1_000, 1_000]);
-        world.acting("a", 600);
-        world.arrive("b", 900);
-        world.tell(&Event::WorkerLost { worker: w(0) });
-        let a = world.arrive("a", 600);
-        if pass_unplaceable {
-            assert_eq!(world.grant(a).placement, Placement::Any);
-        } else {
-            assert_eq!(world.held(a), HoldReason::NoRoom);
-        }
-    }
-    let mut world = world(&[1_000, 1_000]);
-    world.acting("a", 600);
-    world.tell(&Event::WorkerLost { worker: w(0) });
-    let a = world.arrive("a", 600);
-    assert_eq!(world.worker(a), w(1));
 }
 
 #[test]
