@@ -167,13 +167,13 @@ pub(super) const CORNERS: &[Row] = &[
             Forced("a"),
         ],
     ),
-    // x counts 940 in full, but nothing after 30 min away; y runs and counts 950.
+    // x counts 940 in full, but nothing after 30 min away; y runs and counts 930.
     row(
         "force goes where least is used, idle programs counting half for each second away",
         TWO,
         &[
             Acting("x", 940),
-            Asks("y", 950),
+            Asks("y", 930),
             Asks("a", 900),
             Held("a", NoRoom),
             At(1_800.0),

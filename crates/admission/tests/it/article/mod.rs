@@ -43,6 +43,7 @@ enum Step {
     /// The urgency of its last turn.
     Urgency(Name, i32),
     Forced(Name),
+    Unforced(Name),
     /// Exactly these have been paused so far, in this order.
     ArePaused(&'static [Name]),
     Marked(u64),
@@ -121,6 +122,7 @@ fn play(row: &Row) {
                 assert_eq!(world.grant(turn(name)).priority, *priority, "{place}")
             }
             Step::Forced(name) => assert!(world.grant(turn(name)).forced, "{place}"),
+            Step::Unforced(name) => assert!(!world.grant(turn(name)).forced, "{place}"),
             Step::ArePaused(names) => assert_eq!(world.paused, *names, "{place}"),
             Step::Marked(count) => assert_eq!(world.policy.stats().marked, *count, "{place}"),
             Step::Charged(worker, running, idle) => {

@@ -3,7 +3,7 @@
 use tandem_admission::HoldReason::{Behind, NoRoom, Paused};
 use tandem_admission::ThunderAgentConfig;
 
-use super::Step::{Acting, ArePaused, Asks, At, Charged, Ends, Grows, Held, Marked, Runs, Urgency};
+use super::Step::{Acting, ArePaused, Asks, At, Charged, Ends, Grows, Held, Marked, Runs, Unforced};
 use super::{ONE, Row, TWO, row, set};
 
 pub(super) const ORDERS: &[Row] = &[
@@ -183,7 +183,7 @@ pub(super) const ORDERS: &[Row] = &[
             Ends("x", 400),
             At(1_800.0),
             Runs("a", 0),
-            Urgency("a", 1),
+            Unforced("a"),
         ],
     ),
 ];
