@@ -27,7 +27,7 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
     ("engine-model", true, &["types"]),
     ("workload", true, &["types", "trace"]),
     ("simulate", true, &["types", "engine-model", "scheduler", "workload"]),
-    ("scheduler", true, &["types", "routing"]),
+    ("scheduler", true, &["types", "routing", "admission"]),
     ("loadgen", false, &["types", "workload", "dialect", "trace"]),
     ("prompt", false, &["types"]),
     ("engines", false, &["types", "kvwire"]),

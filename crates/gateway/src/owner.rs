@@ -275,7 +275,7 @@ impl Task {
 
     fn effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Dispatch { turn, worker, prefill, attempt, delay } => {
+            Effect::Dispatch { turn, worker, prefill, attempt, delay, priority: _ } => {
                 self.to_turn(turn, TurnEffect::Dispatch { worker, prefill, attempt, delay });
             }
             Effect::Hold { turn, reason, position } => {
@@ -291,6 +291,9 @@ impl Task {
             Effect::Supersede { old, by } => {
                 self.to_turn(old, TurnEffect::Superseded { by });
                 self.turns.remove(&old);
+            }
+            Effect::Paused { program, worker, tokens } => {
+                tracing::debug!(session = %program.session, %worker, tokens, "program paused by admission");
             }
             Effect::Record(decision) => {
                 let decision = Arc::new(decision);

@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::{Clock, unix_ms};
 use crate::metrics::{Family, Metrics};
-use crate::turn::{Story, hold_word};
+use crate::turn::Story;
 
 /// Prompts that may be rendered in the background at once.
 const RENDERS_MAX: usize = 64;
@@ -263,7 +263,7 @@ impl TraceLog {
             request_id: story.request_id.to_string(),
             session_id: story.session_id().map(str::to_owned),
             action: AdmissionAction::Held,
-            reason: Some(hold_word(reason).to_owned()),
+            reason: Some(reason.as_str().to_owned()),
             position: Some(position),
             retry_after_s: None,
             superseded_by: None,

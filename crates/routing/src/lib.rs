@@ -137,6 +137,8 @@ pub enum Reason {
     LowestCost,
     /// A repeated call goes to the worker that was already working on it.
     Repeated,
+    /// Admission kept room for the turn there.
+    Admitted,
 }
 
 impl Reason {
@@ -156,6 +158,7 @@ impl Reason {
             Self::Overlap => "overlap",
             Self::LowestCost => "lowest_cost",
             Self::Repeated => "repeated",
+            Self::Admitted => "admitted",
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tandem_admission::{AdmissionConfig, AdmissionError};
 use tandem_routing::{KvConfig, KvConfigError, UnknownPolicy};
 
 /// Settings of the scheduler. `Default` is what a fresh installation runs with.
@@ -13,6 +14,8 @@ pub struct SchedulerConfig {
     pub policy: String,
     /// Weights of the policy `kv`.
     pub kv: KvConfig,
+    /// Which turns may run, so that their working sets fit.
+    pub admission: AdmissionConfig,
     /// Most turns held at once, over all models. A held turn costs its request body, up to some hundred KiB, so
     /// 4096 bounds that memory to about 2 GiB in the worst case.
     pub queue_max: usize,
@@ -44,6 +47,7 @@ impl Default for SchedulerConfig {
         Self {
             policy: tandem_routing::DEFAULT_POLICY.to_owned(),
             kv: KvConfig::default(),
+            admission: AdmissionConfig::default(),
             queue_max: 4096,
             programs_max: 200_000,
             program_idle_ttl: Duration::from_secs(2 * 60 * 60),
@@ -138,6 +142,9 @@ pub enum ConfigError {
     /// A weight of the policy `kv` makes no sense.
     #[error("kv: {0}")]
     Kv(#[from] KvConfigError),
+    /// Admission's settings make no sense, or its policy does not exist.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
     /// A number that must not be zero is.
     #[error("{0} must be at least 1")]
     Zero(&'static str),

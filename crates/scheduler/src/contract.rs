@@ -20,6 +20,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tandem_admission::Placement;
 use tandem_routing::CostTerms;
 use tandem_types::{
     GroupId, LoadReport, PrefixMatch, ProgramKey, RequestClass, RetryKey, RouteWishes, TurnId, Usage,
@@ -112,6 +113,13 @@ pub enum Input {
         /// How.
         failure: DispatchFailure,
     },
+    /// So many tokens of the answer are there. May be left out, or come as seldom as the driver likes.
+    Progress {
+        /// Which.
+        turn: TurnId,
+        /// All generated so far.
+        generated: u64,
+    },
     /// The answer is over, well or not.
     TurnEnded {
         /// Which.
@@ -130,6 +138,23 @@ pub enum Input {
         /// Which.
         program: ProgramKey,
     },
+    /// An operator pauses a program: its turns are held until it is resumed, but for those that were dispatched.
+    ProgramPause {
+        /// Which.
+        program: ProgramKey,
+    },
+    /// An operator's pause of a program is over.
+    ProgramResume {
+        /// Which.
+        program: ProgramKey,
+    },
+    /// The engines' weights are being exchanged: no turn is dispatched until `SyncEnd`. Given again, it takes longer.
+    SyncBegin {
+        /// From now on at most; then it counts as over.
+        at_most: Duration,
+    },
+    /// The exchange of weights is over.
+    SyncEnd,
 }
 
 /// A request that asks to be served.
@@ -232,6 +257,9 @@ pub enum Effect {
         attempt: u32,
         /// Wait before sending (retry backoff); zero for a first try.
         delay: Duration,
+        /// Urgency among what the engine has queued: higher is sooner, 0 is usual.
+        #[serde(default, skip_serializing_if = "is_usual")]
+        priority: i32,
     },
     /// Keep the turn waiting.
     Hold {
@@ -270,6 +298,21 @@ pub enum Effect {
     },
     /// A decision for trace and explanation.
     Record(Decision),
+    /// Admission took a program's place: what it has cached at the worker may go before all else. Its next turn waits
+    /// for room like a newcomer's.
+    Paused {
+        /// Which program.
+        program: ProgramKey,
+        /// Where its cache lies.
+        worker: WorkerId,
+        /// How much that is, in tokens.
+        tokens: u64,
+    },
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+const fn is_usual(priority: &i32) -> bool {
+    *priority == 0
 }
 
 /// Why a turn waits.
@@ -284,6 +327,44 @@ pub enum HoldReason {
     NoPrefillWorker,
     /// The model is served by pairs, and no worker that writes answers is ready.
     NoDecodeWorker,
+    /// Admission: no worker has KV memory left for it.
+    MemoryFull,
+    /// Admission: its program lost its place to others and waits for another one.
+    Paused,
+    /// Admission: others wait that come first.
+    Behind,
+    /// An operator paused its program.
+    PausedByOperator,
+    /// The engines' weights are being exchanged.
+    WeightSync,
+}
+
+impl HoldReason {
+    /// The reason as views, metrics and traces write it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoWorker => "no_worker",
+            Self::WorkersFull => "workers_full",
+            Self::NoPrefillWorker => "no_prefill_worker",
+            Self::NoDecodeWorker => "no_decode_worker",
+            Self::MemoryFull => "memory_full",
+            Self::Paused => "paused",
+            Self::Behind => "behind",
+            Self::PausedByOperator => "paused_by_operator",
+            Self::WeightSync => "weight_sync",
+        }
+    }
+}
+
+impl From<tandem_admission::HoldReason> for HoldReason {
+    fn from(reason: tandem_admission::HoldReason) -> Self {
+        match reason {
+            tandem_admission::HoldReason::Paused => Self::Paused,
+            tandem_admission::HoldReason::NoRoom => Self::MemoryFull,
+            tandem_admission::HoldReason::Behind => Self::Behind,
+        }
+    }
 }
 
 /// Why a turn is refused.
@@ -330,6 +411,24 @@ pub struct Decision {
     /// Who computes the prompt, where the chosen worker is there for answers alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<PrefillDecision>,
+    /// How admission let the turn in, where there is a policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admission: Option<Box<Admission>>,
+}
+
+/// How admission let a turn in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Admission {
+    /// The policy that decided.
+    pub policy: String,
+    /// Where to. The worker chosen is another one where this one could not take the turn.
+    pub placement: Placement,
+    /// Urgency given: higher is sooner, 0 is usual.
+    pub priority: i32,
+    /// It went in although there was no room, because it had waited too long.
+    pub forced: bool,
+    /// Why it was held before, if it was.
+    pub held: Option<HoldReason>,
 }
 
 /// Where the prompt of a turn is computed that goes to a worker for answers.

@@ -2,12 +2,13 @@
 //!
 //! Costs time in proportion to the whole state: not for the live path.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tandem_types::{ProgramKey, TurnId, WorkerId};
 
 use crate::Scheduler;
 use crate::breaker::BreakerState;
+use crate::gate::Pass;
 use crate::turns::Phase;
 
 /// A broken invariant: a defect of the scheduler.
@@ -32,6 +33,7 @@ pub fn check(core: &Scheduler) -> Result<(), Violation> {
     turns_and_queue(core)?;
     workers(core)?;
     programs(core)?;
+    gate(core)?;
     let idle = core.idle_while_held();
     ensure(idle.is_empty(), "I-SCH-6", || format!("{idle:?} are held while a worker could take them"))?;
     let c = &core.counters;
@@ -49,8 +51,14 @@ fn turns_and_queue(core: &Scheduler) -> Result<(), Violation> {
             Phase::Placing => ensure(false, "I-SCH-4", || format!("{id} is neither held nor running"))?,
             Phase::Held { .. } => {
                 held += 1;
-                let queued = core.queue.contains(&turn.arrival.model, turn.order, id, turn.deadline);
-                ensure(queued, "I-QUE-1", || format!("{id} is held but not in the queue"))?;
+                let queued = core.queue.contains(
+                    &turn.arrival.model,
+                    turn.order,
+                    id,
+                    turn.deadline,
+                    !turn.pass.is_open(),
+                );
+                ensure(queued, "I-QUE-1", || format!("{id} is held but not where it should wait"))?;
                 ensure(turn.deadline > core.now, "I-SCH-8", || format!("{id} is held past its deadline"))?;
                 ensure(turn.arrival.class.is_turn(), "I-SCH-7", || format!("{id} is a side call and held"))?;
             }
@@ -109,6 +117,34 @@ fn kind(core: &Scheduler, id: WorkerId) -> Option<tandem_types::EngineKind> {
 fn probes(core: &Scheduler, probe: TurnId, id: WorkerId) -> bool {
     let at = |phase| matches!(phase, Phase::Running { worker, prefill, .. } if worker == id || prefill == Some(id));
     core.turns.get(probe).is_some_and(|turn| at(turn.phase))
+}
+
+/// What admission counts is what is there, and whoever it does not let through runs nowhere.
+fn gate(core: &Scheduler) -> Result<(), Violation> {
+    let (mut shut, mut taken) = (BTreeMap::new(), BTreeSet::new());
+    for (id, turn) in core.turns.iter() {
+        let running = match turn.phase {
+            Phase::Running { worker, .. } => Some(worker),
+            Phase::Placing | Phase::Held { .. } => None,
+        };
+        match turn.pass {
+            Pass::Shut { pool, .. } => *shut.entry(pool).or_default() += 1,
+            Pass::Admitted { .. } => taken.extend(running.or_else(|| turn.pass.named())),
+            Pass::Free | Pass::Unasked | Pass::Stopped => {}
+        }
+        ensure(turn.pass.is_open() || running.is_none(), "I-GTE-1", || {
+            format!("{id} runs and the gate is shut")
+        })?;
+        let stopped =
+            turn.tracked_program().and_then(|key| core.programs.get(key)).is_some_and(|p| p.stopped);
+        ensure((turn.pass == Pass::Stopped) <= stopped, "I-GTE-1", || {
+            format!("{id} waits for an operator who did not pause it")
+        })?;
+    }
+    ensure(core.sync_until.is_none_or(|until| until > core.now), "I-GTE-2", || {
+        "weights are exchanged longer than was said".into()
+    })?;
+    core.gate.check(&shut, &taken).map_err(|detail| Violation { invariant: "I-ADM-1", detail })
 }
 
 fn programs(core: &Scheduler) -> Result<(), Violation> {

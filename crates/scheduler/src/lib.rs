@@ -6,7 +6,8 @@
 //!   between inputs it calls [`Scheduler::handle_timeout`] at [`Scheduler::next_deadline`].
 //! - Inputs, effects and their promises: [`contract`]. Checks of the inner state: [`invariants`]. Recorded inputs
 //!   and their replay: [`replay`]. A text form of both for people: [`script`].
-//! - I-SCH-6 work is conserved: no turn is held while a worker could take it.
+//! - I-SCH-6 work is conserved: no turn is held while a worker could take it, but for those that admission or an operator
+//!   holds ([`gate`], [`on_gate`]).
 //! - I-SCH-7 a turn is not sent to a worker that runs `max_running` turns already. Side calls go beside that.
 //! - I-SCH-8 a held turn is over at its deadline, whatever the driver calls at or after that time.
 //! - I-SCH-9 nothing is left of a turn that is over, nor of a program of which nothing was ever dispatched.
@@ -15,12 +16,14 @@
 //! - I-SCH-11 a worker's queued prefill is the sum over its running turns without a first token of what each was
 //!   expected to compute there; a worker's home tokens are the sum over the programs that ran there last.
 //! - Deliberately absent: prompts and their hashes (a match comes with the turn, the index that made it lives
-//!   outside), admission by memory.
+//!   outside).
 
 pub mod breaker;
 pub mod config;
 pub mod contract;
+mod gate;
 pub mod invariants;
+mod on_gate;
 mod on_tick;
 mod on_turn;
 mod on_worker;
@@ -41,13 +44,15 @@ use tandem_types::Time;
 pub use breaker::BreakerState;
 pub use config::{BreakerConfig, ConfigError, LocalPrefill, PdConfig, PdFallback, SchedulerConfig};
 pub use contract::{
-    Decision, DispatchFailure, Effect, FailureKind, HoldReason, Input, LegDecision, PrefillDecision,
-    RejectReason, TurnArrival, TurnOutcome, TurnResult,
+    Admission, Decision, DispatchFailure, Effect, FailureKind, HoldReason, Input, LegDecision,
+    PrefillDecision, RejectReason, TurnArrival, TurnOutcome, TurnResult,
 };
 pub use programs::ProgramState;
+pub use tandem_admission::{self as admission, AdmissionConfig, Placement};
 pub use view::View;
 pub use workers::WorkerState;
 
+use gate::Gate;
 use pace::Pace;
 use programs::Programs;
 use queue::HoldQueue;
@@ -73,6 +78,11 @@ pub struct Scheduler {
     counters: Counters,
     /// Something happened that may let a held turn go.
     room_changed: bool,
+    gate: Gate,
+    /// Until when weights are being exchanged at most.
+    sync_until: Option<Time>,
+    /// What admission has to say to others; goes out before turns are dispatched into the room that it made.
+    notices: Vec<Effect>,
 }
 
 impl Scheduler {
@@ -95,6 +105,9 @@ impl Scheduler {
             pace: Pace::default(),
             counters: Counters::default(),
             room_changed: false,
+            gate: Gate::new(&config.admission)?,
+            sync_until: None,
+            notices: Vec::new(),
             config,
         })
     }
@@ -117,9 +130,14 @@ impl Scheduler {
             Input::FirstToken { turn } => self.on_first_token(turn),
             Input::TurnFailed { turn, failure } => self.on_turn_failed(turn, &failure, out),
             Input::PrefillFailed { turn, failure } => self.on_prefill_failed(turn, &failure, out),
+            Input::Progress { turn, generated } => self.on_progress(turn, generated),
             Input::TurnEnded { turn, outcome } => self.on_turn_ended(turn, &outcome),
             Input::ClientGone { turn } => self.on_client_gone(turn, out),
             Input::SessionEnd { program } => self.on_session_end(&program),
+            Input::ProgramPause { program } => self.on_program_pause(&program),
+            Input::ProgramResume { program } => self.on_program_resume(&program),
+            Input::SyncBegin { at_most } => self.on_sync_begin(at_most),
+            Input::SyncEnd => self.on_sync_end(),
         }
         self.pump(out);
     }
@@ -130,8 +148,9 @@ impl Scheduler {
         let held = self.queue.next_deadline().map(|(at, _)| at);
         let idle = self.programs.idle_since().map(|since| since + self.config.program_idle_ttl);
         // An open breaker matters to nobody until a turn waits or arrives, an old load report until one arrives.
-        let half_open = self.workers.next_half_open().filter(|_| !self.queue.is_empty()).map(|(at, _)| at);
-        [held, idle, half_open].into_iter().flatten().min()
+        let half_open = self.workers.next_half_open().filter(|_| self.queue.wants_worker()).map(|(at, _)| at);
+        let gate = self.gate.next_deadline();
+        [held, idle, half_open, gate, self.sync_until].into_iter().flatten().min()
     }
 
     /// Deals with the deadlines that have passed at `now`. Harmless when there are none.

@@ -11,7 +11,7 @@ const EXPIRE_PER_CALL_MAX: usize = 64;
 
 impl Scheduler {
     /// Brings the state to `now`: breakers half-open, old load reports and idle programs are forgotten, held turns
-    /// expire.
+    /// expire, admission looks again.
     pub(crate) fn advance(&mut self, now: Time, out: &mut Vec<Effect>) {
         if now < self.now {
             self.counters.anomalies.time_backwards += 1;
@@ -28,6 +28,7 @@ impl Scheduler {
         while let Some((_, turn)) = self.queue.next_deadline().filter(|&(at, _)| at <= now) {
             self.reject(turn, RejectReason::HoldExpired, out);
         }
+        self.gate_on_time();
         for _ in 0..EXPIRE_PER_CALL_MAX {
             if !self.programs.expire_one(now, self.config.program_idle_ttl) {
                 break;

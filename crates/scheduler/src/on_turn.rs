@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tandem_admission::Event;
 use tandem_types::{PrefixMatch, ProgramKey, Time, TurnId, Usage, WorkerId};
 
 use crate::Scheduler;
@@ -9,6 +10,7 @@ use crate::breaker::Signal;
 use crate::contract::{
     DispatchFailure, Effect, FailureKind, RejectReason, TurnArrival, TurnOutcome, TurnResult,
 };
+use crate::gate::Pass;
 use crate::programs::Begun;
 use crate::turns::{Phase, Turn};
 
@@ -32,6 +34,7 @@ impl Scheduler {
             order: 0,
             deadline,
             phase: Phase::Placing,
+            pass: Pass::Free,
             attempts: 0,
             failed_on: Vec::new(),
             tracked,
@@ -81,7 +84,9 @@ impl Scheduler {
             // Engines decide which names they answer to (SGLang answers to any), and refuse in their own words.
             turn.arrival.model = None;
         }
-        let same = same.and_then(|legs| self.choose_same(id, legs));
+        self.ask_gate(id);
+        let open = self.turns.get(id).is_some_and(|turn| turn.pass.is_open());
+        let same = same.filter(|_| open).and_then(|legs| self.choose_same(id, legs));
         match same.or_else(|| self.choose(id)) {
             Some(placement) => self.dispatch(id, placement, Duration::ZERO, out),
             None => self.hold(id, RejectReason::HoldExpired, out),
@@ -122,7 +127,7 @@ impl Scheduler {
     }
 
     /// Counts an input about a turn that is not running.
-    fn misplaced(&mut self, id: TurnId) {
+    pub(crate) fn misplaced(&mut self, id: TurnId) {
         if self.turns.get(id).is_some() {
             self.counters.anomalies.wrong_phase += 1;
         } else if self.turns.is_past(id) {
@@ -184,6 +189,7 @@ impl Scheduler {
         self.end_prefill(id, Signal::Success);
         self.prefill_done(id);
         self.signal(id, Signal::FirstByte);
+        self.tell_gate(id, &Event::FirstToken { turn: id });
     }
 
     /// The turn's prefill is no longer queued at its worker.
@@ -223,6 +229,7 @@ impl Scheduler {
             turn.failed_on.push(worker);
         }
         let exhausted = RejectReason::AttemptsExhausted(failure.kind);
+        self.tell_gate(id, &Event::Undispatched { turn: id });
         let Some(turn) = self.turns.get(id) else { return };
         // An overloaded engine is not asked again at once; others may have room.
         let may_retry = failure.retryable
@@ -279,9 +286,11 @@ impl Scheduler {
                 self.signal(id, Signal::Failure);
             }
         }
+        self.tell_gate_of_end(id, outcome);
         self.forget(id);
         if let Some(program) = ended_program {
             self.programs.end(&program);
+            self.tell_gate_of_session_end(&program);
         }
     }
 
@@ -298,6 +307,7 @@ impl Scheduler {
         if !self.programs.end(program) {
             self.counters.unknown_session_ends += 1;
         }
+        self.tell_gate_of_session_end(program);
     }
 }
 

@@ -30,6 +30,7 @@ impl Scheduler {
         });
         self.workers.inform(id, info);
         self.room_changed = true;
+        self.tell_gate_of(id);
     }
 
     pub(crate) fn on_worker_draining(&mut self, id: WorkerId) {
@@ -57,8 +58,9 @@ impl Scheduler {
             worker.report_until = Some(until);
             worker.meter.reported(&load);
         });
-        if known.is_none() {
-            self.counters.anomalies.unknown_workers += 1;
+        match known {
+            Some(()) => self.tell_gate_of(id),
+            None => self.counters.anomalies.unknown_workers += 1,
         }
     }
 
@@ -71,7 +73,10 @@ impl Scheduler {
         });
         match known {
             // Held turns may now have only last resorts left.
-            Some(()) => self.room_changed = true,
+            Some(()) => {
+                self.room_changed = true;
+                self.tell_gate_of(id);
+            }
             None => self.counters.anomalies.unknown_workers += 1,
         }
     }

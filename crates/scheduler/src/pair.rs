@@ -93,7 +93,10 @@ impl Scheduler {
     /// Chooses where the turn can go now.
     pub(crate) fn choose(&mut self, id: TurnId) -> Option<Placement> {
         let turn = self.turns.get(id)?;
-        if turn.arrival.class.is_turn() && !self.workers.has_free() {
+        if !turn.pass.is_open()
+            || self.holds_for_sync(turn)
+            || turn.arrival.class.is_turn() && !self.workers.has_free()
+        {
             return None;
         }
         match self.plan(turn)? {
@@ -131,6 +134,10 @@ impl Scheduler {
         let route = self.route(turn, leg);
         let wanted = wanted(&self.workers, turn, role, kind, rank)?;
         let fleet = self.workers.eligible(wanted, self.programs.at_home());
+        // Where admission kept room for it.
+        if let Some(kept) = turn.pass.named().filter(|_| leg != Leg::Prefill).and_then(|id| fleet.get(id)) {
+            return Some(Choice::among(kept, Reason::Admitted, &[kept]));
+        }
         let policy = if leg == Leg::Prefill { &mut self.prefill_policy } else { &mut self.policy };
         policy.choose(&route, &fleet, &mut self.route_rng)
     }
@@ -234,6 +241,9 @@ impl Scheduler {
 
     /// Why the turn cannot go now.
     pub(crate) fn hold_reason(&self, turn: &Turn) -> HoldReason {
+        if let Some(reason) = self.gate_reason(turn) {
+            return reason;
+        }
         let split = self.splits(turn);
         let whole = !split || self.config.pd.fallback != PdFallback::Hold;
         if whole && self.room(turn, WorkerRole::Both, None) != Room::Absent {
@@ -261,7 +271,7 @@ impl Scheduler {
 
     /// The placement at given workers, if they are well and can take the turn now.
     pub(crate) fn choose_same(&self, id: TurnId, (worker, prefill): Legs) -> Option<Placement> {
-        let turn = self.turns.get(id)?;
+        let turn = self.turns.get(id).filter(|turn| !self.holds_for_sync(turn))?;
         let same = |worker, role| {
             let wanted = wanted(&self.workers, turn, role, None, 0)?;
             let same = self.workers.eligible(wanted, self.programs.at_home()).get(worker)?;

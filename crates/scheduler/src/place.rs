@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tandem_admission::Event;
 use tandem_routing::Leg;
 use tandem_routing::kv::expected_prefill;
 use tandem_types::{TurnId, WorkerId};
 
 use crate::Scheduler;
 use crate::breaker::Signal;
-use crate::contract::{Decision, Effect, HoldReason, LegDecision, PrefillDecision, RejectReason};
+use crate::contract::{Admission, Decision, Effect, HoldReason, LegDecision, PrefillDecision, RejectReason};
+use crate::gate::Pass;
 use crate::pace;
 use crate::pair::{Placement, Split};
 use crate::turns::{Phase, Turn};
@@ -49,10 +51,13 @@ impl Scheduler {
         self.counters.retried += u64::from(attempt > 1);
         let Some(turn) = self.turns.get(id) else { return };
         let held = turn.waited;
+        let (admission, priority) = self.admission_of(turn.pass);
         if let Some(program) = turn.tracked_program() {
             let prompt = turn.arrival.input_tokens_estimate.min(TOKENS_MAX);
             self.programs.dispatched(program, worker, prefill, prompt);
         }
+        // The admitted turn's charge is where it runs.
+        self.tell_gate(id, &Event::Dispatched { turn: id, worker });
         let Placement { choice, split } = placement;
         out.push(Effect::Record(Decision {
             turn: id,
@@ -65,8 +70,22 @@ impl Scheduler {
             attempt,
             held,
             prefill: prefill_decision(split),
+            admission,
         }));
-        out.push(Effect::Dispatch { turn: id, worker, prefill, attempt, delay });
+        out.push(Effect::Dispatch { turn: id, worker, prefill, attempt, delay, priority });
+    }
+
+    /// How a turn passed the gate, and how urgent that makes it.
+    fn admission_of(&self, pass: Pass) -> (Option<Box<Admission>>, i32) {
+        let Pass::Admitted { grant, held, .. } = pass else { return (None, 0) };
+        let admission = Admission {
+            policy: self.gate.policy().to_owned(),
+            placement: grant.placement,
+            priority: grant.priority,
+            forced: grant.forced,
+            held: held.map(HoldReason::from),
+        };
+        (Some(Box::new(admission)), grant.priority)
     }
 
     /// A leg of the turn begins at a worker, which has to compute `tokens` of its prompt.
@@ -125,7 +144,11 @@ impl Scheduler {
             let refusal = if turn.attempts == 0 { RejectReason::QueueFull } else { refusal };
             return self.reject(id, refusal, out);
         }
-        let position = self.queue.push(&turn.arrival.model, turn.order, id, turn.deadline);
+        let position = if turn.pass.is_open() {
+            self.queue.push(&turn.arrival.model, turn.order, id, turn.deadline)
+        } else {
+            self.queue.push_in_line(turn.order, id, turn.deadline)
+        };
         if let Some(turn) = self.turns.get_mut(id) {
             turn.phase = Phase::Held { since: self.now };
         }
@@ -144,15 +167,23 @@ impl Scheduler {
 
     fn retry_after(&self, turn: &Turn, reason: RejectReason) -> Duration {
         match (reason, self.hold_reason(turn)) {
-            // Something is broken, not full: waiting for others to finish is not what it takes.
-            (RejectReason::AttemptsExhausted(_), HoldReason::WorkersFull) => pace::RETRY_AFTER_MIN,
-            (RejectReason::NoneSuits, _)
-            | (_, HoldReason::NoWorker | HoldReason::NoPrefillWorker | HoldReason::NoDecodeWorker) => {
-                pace::RETRY_AFTER_NO_WORKER
+            (_, HoldReason::WeightSync) if let Some(until) = self.sync_until => {
+                pace::whole_seconds(until.since(self.now))
             }
+            (RejectReason::NoneSuits, _)
+            | (
+                _,
+                HoldReason::NoWorker
+                | HoldReason::NoPrefillWorker
+                | HoldReason::NoDecodeWorker
+                | HoldReason::PausedByOperator
+                | HoldReason::WeightSync,
+            ) => pace::RETRY_AFTER_NO_WORKER,
+            // Something is broken, not full: waiting for others to finish is not what it takes.
+            (RejectReason::AttemptsExhausted(_), _) => pace::RETRY_AFTER_MIN,
             (
                 RejectReason::QueueFull | RejectReason::HoldExpired | RejectReason::NoWorker,
-                HoldReason::WorkersFull,
+                HoldReason::WorkersFull | HoldReason::MemoryFull | HoldReason::Paused | HoldReason::Behind,
             ) => {
                 let placing = usize::from(turn.phase == Phase::Placing);
                 let running = self.turns.len().saturating_sub(self.queue.len() + placing);
@@ -168,6 +199,7 @@ impl Scheduler {
         if let Some(program) = turn.tracked_program() {
             self.programs.end_turn(self.now, program);
         }
+        self.tell_gate_of_abort(id, &turn);
     }
 
     /// Takes the turn off its workers or out of the queue. The worker that answers, if it had one.
@@ -195,9 +227,15 @@ impl Scheduler {
 
     /// Lets held turns go while workers can take them, oldest first.
     pub(crate) fn pump(&mut self, out: &mut Vec<Effect>) {
-        while std::mem::take(&mut self.room_changed) && !self.queue.is_empty() && self.workers.has_free() {
+        out.append(&mut self.notices);
+        while self.sync_until.is_none()
+            && std::mem::take(&mut self.room_changed)
+            && self.queue.wants_worker()
+            && self.workers.has_free()
+        {
             self.let_go(out);
         }
+        out.append(&mut self.notices);
     }
 
     fn let_go(&mut self, out: &mut Vec<Effect>) {
@@ -222,7 +260,10 @@ impl Scheduler {
 
     /// Held turns that a worker could take: none, by I-SCH-6. For the invariant check.
     pub(crate) fn idle_while_held(&self) -> BTreeSet<TurnId> {
-        let could_go = |id: &TurnId| self.turns.get(*id).is_some_and(|turn| self.plan(turn).is_some());
+        let could_go = |id: &TurnId| {
+            let turn = self.turns.get(*id).filter(|turn| !self.holds_for_sync(turn));
+            turn.is_some_and(|turn| self.plan(turn).is_some())
+        };
         self.queue.iter().map(|(_, _, id)| id).filter(could_go).collect()
     }
 }

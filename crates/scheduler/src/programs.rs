@@ -4,7 +4,7 @@
 //! - I-PRG-1 bounded: at most `programs_max` entries. A newcomer displaces the program that has been without a
 //!   live turn longest; when every program has one, the newcomer is served without being remembered.
 //! - I-PRG-2 a program of which no turn was ever dispatched leaves with its last turn: clients that give up while
-//!   they wait leave nothing behind.
+//!   they wait leave nothing behind. One that an operator paused stays, so that it is still paused when it comes back.
 //! - I-PRG-3 `idle` holds exactly the programs without live turns, longest idle first.
 //! - I-PRG-4 `at_home` holds for each worker the tokens of the programs whose last worker it is, for answers or for
 //!   prompts, and no zeros.
@@ -50,6 +50,8 @@ pub(crate) struct Program {
     pub(crate) last_active: Time,
     /// Its client said that no more turns come.
     pub(crate) ending: bool,
+    /// An operator paused it.
+    pub(crate) stopped: bool,
     /// Makes keys in `idle` unique.
     stamp: u64,
 }
@@ -152,6 +154,7 @@ impl Programs {
             ended_with_tools: false,
             last_active: now,
             ending: false,
+            stopped: false,
             stamp: self.stamps,
         };
         self.idle.insert((now, program.stamp), key.clone());
@@ -209,7 +212,7 @@ impl Programs {
         if program.live_turns > 0 {
             return;
         }
-        if program.turns_dispatched == 0 || program.ending {
+        if program.turns_dispatched == 0 && !program.stopped || program.ending {
             self.remove(key);
             return;
         }
@@ -222,6 +225,17 @@ impl Programs {
         if program.live_turns > 0 {
             program.ending = true;
         } else {
+            self.idle.remove(&(program.last_active, program.stamp));
+            self.remove(key);
+        }
+        true
+    }
+
+    /// An operator pauses the program, or lets it go on. False when it is not known.
+    pub(crate) fn stop(&mut self, key: &ProgramKey, stopped: bool) -> bool {
+        let Some(program) = self.by_key.get_mut(key) else { return false };
+        program.stopped = stopped;
+        if !stopped && program.live_turns == 0 && program.turns_dispatched == 0 {
             self.idle.remove(&(program.last_active, program.stamp));
             self.remove(key);
         }
@@ -262,7 +276,7 @@ impl Programs {
                 .iter()
                 .zip(&self.idle)
                 .all(|((at, key), (idle_at, idle_key))| at == idle_at && *key == idle_key)
-            && self.iter().all(|(_, p)| p.live_turns > 0 || p.turns_dispatched > 0)
+            && self.iter().all(|(_, p)| p.live_turns > 0 || p.turns_dispatched > 0 || p.stopped)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tandem_types::{ProgramKey, RetryKey, Time, TurnId, WorkerId};
 
 use crate::contract::TurnArrival;
+use crate::gate::Pass;
 
 /// Where a turn is on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,7 @@ pub(crate) struct Turn {
     /// When its client gives up waiting.
     pub(crate) deadline: Time,
     pub(crate) phase: Phase,
+    pub(crate) pass: Pass,
     pub(crate) attempts: u32,
     /// Workers that failed it.
     pub(crate) failed_on: Vec<WorkerId>,

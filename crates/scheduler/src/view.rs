@@ -10,6 +10,7 @@ use tandem_types::{GroupId, LoadReport, ProgramKey, RequestClass, Time, TurnId, 
 
 use crate::Scheduler;
 use crate::breaker::BreakerState;
+use crate::contract::HoldReason;
 use crate::programs::{Program, ProgramState};
 use crate::turns::{Phase, Turn};
 use crate::workers::{Worker, WorkerState};
@@ -47,6 +48,10 @@ pub struct Counters {
     pub unknown_session_ends: u64,
     /// Times that a circuit breaker opened.
     pub breakers_opened: u64,
+    /// Times that operators stopped dispatching to exchange weights.
+    pub syncs: u64,
+    /// Of these, how many ended because they took longer than was said.
+    pub syncs_expired: u64,
     /// Inputs about turns that were over: races between client, engine and us, harmless.
     pub late_inputs: u64,
     /// Inputs that a correct driver never sends.
@@ -101,6 +106,8 @@ pub struct WorkerView {
     pub queued_prefill: u64,
     /// Context tokens of the programs that ran here last.
     pub home_tokens: u64,
+    /// KV tokens that admission charges it with, where there is a policy.
+    pub charged: Option<ChargedView>,
     /// The last report.
     pub report: Option<LoadReport>,
     /// Its circuit breaker.
@@ -119,10 +126,40 @@ impl WorkerView {
             load: worker.meter.load(),
             queued_prefill: worker.queued_prefill,
             home_tokens: core.programs.at_home().get(&id).copied().unwrap_or(0),
+            charged: core.gate.charged(id).map(|(running, idle, capacity)| ChargedView {
+                running,
+                idle,
+                device: capacity.map(|capacity| capacity.device),
+                resident: capacity.map(|capacity| capacity.resident),
+            }),
             report: worker.report,
             breaker: worker.breaker.state(),
         }
     }
+}
+
+/// What admission charges a worker with, in tokens of KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ChargedView {
+    /// For turns that run there or are to run there.
+    pub running: u64,
+    /// For programs that idle and have a place there, at full weight.
+    pub idle: u64,
+    /// What its device holds; `None` = it does not tell, and nothing is held for want of room there.
+    pub device: Option<u64>,
+    /// The same with its own tiers below.
+    pub resident: Option<u64>,
+}
+
+/// Admission, over all workers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AdmissionView {
+    /// The policy's name.
+    pub policy: String,
+    /// Its counts.
+    pub stats: tandem_admission::Stats,
+    /// Until when at most weights are being exchanged and no turn is dispatched.
+    pub sync_until: Option<Time>,
 }
 
 /// A program.
@@ -152,6 +189,8 @@ pub struct ProgramView {
     pub ended_with_tools: bool,
     /// When a turn last arrived or ended.
     pub last_active: Time,
+    /// An operator paused it.
+    pub paused_by_operator: bool,
 }
 
 impl ProgramView {
@@ -169,6 +208,7 @@ impl ProgramView {
             known_tokens: program.known_tokens,
             ended_with_tools: program.ended_with_tools,
             last_active: program.last_active,
+            paused_by_operator: program.stopped,
         }
     }
 }
@@ -227,7 +267,10 @@ impl TurnView {
 pub struct HeldView {
     /// The turn.
     pub turn: TurnView,
-    /// Its place among those that wait for the same model, from 1.
+    /// Why it waits.
+    pub reason: HoldReason,
+    /// Its place, from 1: among those that wait for a worker of the same model, or in the line of those that wait for
+    /// admission or an operator.
     pub position: u32,
     /// When it is refused if it is still held.
     pub deadline: Time,
@@ -315,12 +358,28 @@ impl<'a> View<'a> {
         self.core.queue.len()
     }
 
-    /// Every held turn, by model and place.
+    /// Every held turn: those that wait for workers by model and place, then the line before them.
     pub fn held(&self) -> impl Iterator<Item = HeldView> + use<'a> {
         let core = self.core;
-        core.queue.iter().filter_map(move |(_, position, id)| {
+        let queued = core.queue.iter().map(|(_, position, id)| (position, id));
+        queued.chain((1..).zip(core.queue.line())).filter_map(move |(position, id)| {
             let turn = core.turns.get(id)?;
-            Some(HeldView { turn: TurnView::new(id, turn, core.now), position, deadline: turn.deadline })
+            Some(HeldView {
+                turn: TurnView::new(id, turn, core.now),
+                reason: core.hold_reason(turn),
+                position,
+                deadline: turn.deadline,
+            })
         })
+    }
+
+    /// Admission.
+    #[must_use]
+    pub fn admission(&self) -> AdmissionView {
+        AdmissionView {
+            policy: self.core.gate.policy().to_owned(),
+            stats: self.core.gate.stats(),
+            sync_until: self.core.sync_until,
+        }
     }
 }

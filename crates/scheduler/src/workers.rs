@@ -356,6 +356,11 @@ impl Workers {
         !informed
     }
 
+    /// Whether a worker serves what is asked for.
+    pub(crate) fn serves(&self, id: WorkerId, asked: Asked<'_>) -> bool {
+        self.by_id.get(&id).is_some_and(|worker| worker.serves(asked))
+    }
+
     /// Whether a ready worker fits, slots aside.
     pub(crate) fn any_ready(&self, wanted: Wanted<'_>) -> bool {
         let wanted = Wanted { slot: false, ..wanted };

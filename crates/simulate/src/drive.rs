@@ -344,7 +344,10 @@ impl<'a> Sim<'a> {
                     }
                 }
                 Effect::Reject { turn, retry_after, .. } => self.refused(turn, retry_after),
-                Effect::Cancel { .. } | Effect::Supersede { .. } | Effect::Record(_) => {}
+                Effect::Cancel { .. }
+                | Effect::Supersede { .. }
+                | Effect::Record(_)
+                | Effect::Paused { .. } => {}
             }
         }
         // What was done above asked for nothing more: passes only end in events of their own.

@@ -62,6 +62,9 @@ pub struct WorkerInfo {
     pub loads_adapters: bool,
     /// KV pool in tokens, where the engine tells.
     pub kv_capacity_tokens: Option<u64>,
+    /// The same together with the tiers below that are this worker's own, where that is known; no less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_resident_tokens: Option<u64>,
     /// Most turns that may run here at once; `None` = no bound of ours.
     pub max_running: Option<u32>,
     /// What its operator says of it; requests may ask for labels or prefer them.
@@ -83,6 +86,7 @@ impl WorkerInfo {
             adapters: Vec::new(),
             loads_adapters: false,
             kv_capacity_tokens: None,
+            kv_resident_tokens: None,
             max_running: None,
             labels: Vec::new(),
             taints: Vec::new(),

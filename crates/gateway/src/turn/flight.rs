@@ -235,10 +235,9 @@ fn rejected(
     let message = match reason {
         RejectReason::QueueFull => "too many turns wait for a worker already".to_owned(),
         RejectReason::HoldExpired => match turn.story.hold {
-            Some((reason, place)) => format!(
-                "no worker became free in time ({}, place {place} in the queue)",
-                super::hold_word(reason)
-            ),
+            Some((reason, place)) => {
+                format!("no worker became free in time ({}, place {place} in the queue)", reason.as_str())
+            }
             None => "no worker became free in time".to_owned(),
         },
         RejectReason::NoWorker => "no worker is ready".to_owned(),

@@ -72,7 +72,7 @@ impl Turn {
     fn held(&mut self, reason: HoldReason, position: u32) {
         if self.story.held_since.is_none() {
             self.story.held_since = Some(Instant::now());
-            self.app.metrics.inc(Family::Holds, &[("reason", hold_word(reason))]);
+            self.app.metrics.inc(Family::Holds, &[("reason", reason.as_str())]);
             self.app.held.fetch_add(1, Ordering::Relaxed);
             self.app.metrics.shift(Family::TurnsHeld, 1.0);
             self.app.trace.held(&self.story, reason, position);
@@ -175,14 +175,5 @@ fn outcome(end: &End, facts: Option<&AnswerFacts>) -> TurnOutcome {
         },
         usage: facts.and_then(|facts| facts.usage),
         tool_calls: facts.map_or(0, |facts| u32::try_from(facts.tool_call_count).unwrap_or(u32::MAX)),
-    }
-}
-
-pub(crate) const fn hold_word(reason: HoldReason) -> &'static str {
-    match reason {
-        HoldReason::NoWorker => "no_worker",
-        HoldReason::WorkersFull => "workers_full",
-        HoldReason::NoPrefillWorker => "no_prefill_worker",
-        HoldReason::NoDecodeWorker => "no_decode_worker",
     }
 }

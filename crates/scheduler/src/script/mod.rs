@@ -17,14 +17,17 @@
 //!
 //! | input | arguments |
 //! |---|---|
-//! | `expect W`, `up W`, `drain W`, `down W`, `remove W` | `up`: `models=a,b`, `max=N`, `kv=TOKENS`, `labels=a,b`, `taints=a,b`, `role=prefill` or `decode`, `kind=sglang`, `adapters=NAME:BASE,..`, `loads_adapters` |
-//! | `load W` | `running=N`, `waiting=N` |
+//! | `expect W`, `up W`, `drain W`, `down W`, `remove W` | `up`: `models=a,b`, `max=N`, `kv=TOKENS`, `resident=TOKENS`, `labels=a,b`, `taints=a,b`, `role=prefill` or `decode`, `kind=sglang`, `adapters=NAME:BASE,..`, `loads_adapters` |
+//! | `load W` | `running=N`, `waiting=N`, `kv=TOKENS` |
 //! | `arrive T` | `session=S` or `S/AGENT`, `parent=` likewise, `group=`, `class=`, `key=N`, `model=`, `tokens=N`, `hold=SECONDS` (30), `final`; a match and wishes, as below |
 //! | `match T` | a match |
 //! | `prefilled T`, `start T`, `first T`, `gone T` | |
 //! | `fail T KIND` | a [`crate::FailureKind`] in snake case; `fatal` = not retryable, `prefill` = the fault of the prefill worker |
 //! | `end T [RESULT]` | a [`crate::TurnResult`] (finished); `in=N`, `out=N`, `tools=N` |
+//! | `progress T N` | tokens of the answer so far |
 //! | `bye S` | session end |
+//! | `pause S`, `resume S` | an operator's |
+//! | `sync SECONDS`, `synced` | weights are exchanged, at most so long |
 //! | `wait` | nothing but time |
 //! | `view` | nothing; writes programs, held turns and workers out |
 //!

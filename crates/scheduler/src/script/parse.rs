@@ -78,7 +78,9 @@ fn input(verb: &str, words: &mut Words<'_>) -> Result<Input, String> {
             let worker = words.worker()?;
             let running = words.value("running")?.unwrap_or(0);
             let waiting = words.value("waiting")?.unwrap_or(0);
-            Input::WorkerLoad { worker, load: LoadReport { running, waiting, ..LoadReport::default() } }
+            let kv_capacity_tokens = words.value("kv")?;
+            let load = LoadReport { running, waiting, kv_capacity_tokens, ..LoadReport::default() };
+            Input::WorkerLoad { worker, load }
         }
         "arrive" => Input::TurnArrived(arrival(words)?),
         "match" => Input::PrefixFound { turn: words.turn()?, prefix: prefix(words)? },
@@ -87,6 +89,11 @@ fn input(verb: &str, words: &mut Words<'_>) -> Result<Input, String> {
         "first" => Input::FirstToken { turn: words.turn()? },
         "gone" => Input::ClientGone { turn: words.turn()? },
         "bye" => Input::SessionEnd { program: program(words.word("session")?)? },
+        "progress" => Input::Progress { turn: words.turn()?, generated: words.parse("number")? },
+        "pause" => Input::ProgramPause { program: program(words.word("session")?)? },
+        "resume" => Input::ProgramResume { program: program(words.word("session")?)? },
+        "sync" => Input::SyncBegin { at_most: seconds(words.word("number of seconds")?)? },
+        "synced" => Input::SyncEnd,
         "fail" => {
             let turn = words.turn()?;
             let kind: FailureKind = named(words.word("kind of failure")?)?;
@@ -111,6 +118,7 @@ fn worker_info(words: &mut Words<'_>) -> Result<WorkerInfo, String> {
         adapters: list(words.take("adapters")).iter().map(|text| adapter(text)).collect::<Result<_, _>>()?,
         loads_adapters: words.flag("loads_adapters"),
         kv_capacity_tokens: words.value("kv")?,
+        kv_resident_tokens: words.value("resident")?,
         max_running: words.value("max")?,
         labels: list(words.take("labels")),
         taints: list(words.take("taints")),
@@ -247,6 +255,7 @@ fn config(words: &mut Words<'_>, config: &mut SchedulerConfig) -> Result<(), Str
         }
     }
     set(&mut config.policy, words.take("policy").map(str::to_owned));
+    set(&mut config.admission.policy, words.take("admission").map(str::to_owned));
     set(&mut config.queue_max, words.value("queue")?);
     set(&mut config.programs_max, words.value("programs")?);
     set(&mut config.attempts_max, words.value("attempts")?);

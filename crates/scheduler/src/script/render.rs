@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
+use tandem_admission::Placement;
 use tandem_routing::CostTerms;
 use tandem_types::{ProgramKey, TenantId, Time, WorkerId};
 
 use crate::View;
 use crate::breaker::BreakerState;
 use crate::contract::{
-    Decision, Effect, FailureKind, HoldReason, LegDecision, PrefillDecision, RejectReason,
+    Admission, Decision, Effect, FailureKind, HoldReason, LegDecision, PrefillDecision, RejectReason,
 };
 use crate::programs::ProgramState;
-use crate::view::WorkerView;
+use crate::view::{AdmissionView, HeldView, WorkerView};
 use crate::workers::WorkerState;
 
 /// One effect as lines, without the leading `>`: one, and for a decision with terms one more for each candidate.
@@ -53,18 +54,13 @@ fn terms(worker: WorkerId, t: &CostTerms) -> String {
 
 fn headline(effect: &Effect) -> String {
     match effect {
-        Effect::Dispatch { turn, worker, prefill, attempt, delay } => {
-            let legs = legs(*worker, *prefill);
-            format!("dispatch {turn} {legs} attempt={attempt} delay={}", seconds(*delay))
+        Effect::Dispatch { turn, worker, prefill, attempt, delay, priority } => {
+            let (legs, delay) = (legs(*worker, *prefill), seconds(*delay));
+            let priority = if *priority == 0 { String::new() } else { format!(" priority={priority}") };
+            format!("dispatch {turn} {legs} attempt={attempt} delay={delay}{priority}")
         }
         Effect::Hold { turn, reason, position } => {
-            let reason = match reason {
-                HoldReason::NoWorker => "no_worker",
-                HoldReason::WorkersFull => "workers_full",
-                HoldReason::NoPrefillWorker => "no_prefill_worker",
-                HoldReason::NoDecodeWorker => "no_decode_worker",
-            };
-            format!("hold {turn} {reason} position={position}")
+            format!("hold {turn} {} position={position}", reason.as_str())
         }
         Effect::Reject { turn, reason, retry_after } => {
             format!("reject {turn} {} retry_after={}", rejection(*reason), seconds(*retry_after))
@@ -72,6 +68,9 @@ fn headline(effect: &Effect) -> String {
         Effect::Cancel { turn, worker, prefill } => format!("cancel {turn} {}", legs(*worker, *prefill)),
         Effect::Supersede { old, by } => format!("supersede {old} by {by}"),
         Effect::Record(decision) => record(decision),
+        Effect::Paused { program: key, worker, tokens } => {
+            format!("paused {} {worker} tokens={tokens}", program(key))
+        }
     }
 }
 
@@ -99,8 +98,9 @@ fn prefill(decision: &PrefillDecision) -> Vec<String> {
 }
 
 fn record(d: &Decision) -> String {
+    let admission = d.admission.as_deref().map(admission).unwrap_or_default();
     format!(
-        "record {} {} {}/{} {} of {} attempt={} held={}",
+        "record {} {} {}/{} {} of {} attempt={} held={}{admission}",
         d.turn,
         d.worker,
         d.policy,
@@ -110,6 +110,18 @@ fn record(d: &Decision) -> String {
         d.attempt,
         seconds(d.held)
     )
+}
+
+/// `admission=tandem/pin:e0r0`, and what is not usual about it.
+fn admission(admission: &Admission) -> String {
+    let placement = match admission.placement {
+        Placement::Any => "any".to_owned(),
+        Placement::Prefer(worker) => format!("prefer:{worker}"),
+        Placement::Pin(worker) => format!("pin:{worker}"),
+    };
+    let held = admission.held.map(|held| format!(" was={}", held.as_str())).unwrap_or_default();
+    let forced = if admission.forced { " forced" } else { "" };
+    format!(" admission={}/{placement}{held}{forced}", admission.policy)
 }
 
 const fn rejection(reason: RejectReason) -> &'static str {
@@ -149,14 +161,42 @@ pub(super) fn view(view: View<'_>) -> Vec<String> {
             )
         })
         .collect();
-    let held: Vec<String> = view.held().map(|h| format!("{}#{}", h.turn.turn, h.position)).collect();
+    let held: Vec<String> = view.held().map(|h| held(&h)).collect();
     let mut lines = vec![list("programs", &programs), list("held", &held)];
     lines.extend(view.workers().map(|w| worker(&w)));
+    lines.extend(admitted(&view.admission()));
     let anomalies = view.counters().anomalies;
     if anomalies.total() > 0 {
         lines.push(format!("anomalies {}", anomalies.total()));
     }
     lines
+}
+
+/// A held turn; where no worker is the cause, what is.
+fn held(h: &HeldView) -> String {
+    let (turn, position) = (h.turn.turn, h.position);
+    match h.reason {
+        HoldReason::NoWorker
+        | HoldReason::WorkersFull
+        | HoldReason::NoPrefillWorker
+        | HoldReason::NoDecodeWorker => format!("{turn}#{position}"),
+        HoldReason::MemoryFull
+        | HoldReason::Paused
+        | HoldReason::Behind
+        | HoldReason::PausedByOperator
+        | HoldReason::WeightSync => format!("{turn}#{position}({})", h.reason.as_str()),
+    }
+}
+
+/// Admission's counts, where there is a policy.
+fn admitted(view: &AdmissionView) -> Option<String> {
+    let s = view.stats;
+    (view.policy != tandem_admission::DEFAULT_POLICY).then(|| {
+        format!(
+            "admission {} held={} held_tokens={} admitted={} paused={} resumed={} forced={} moved={}",
+            view.policy, s.held, s.held_tokens, s.admitted, s.paused, s.resumed, s.forced, s.moved
+        )
+    })
 }
 
 fn list(name: &str, items: &[String]) -> String {
@@ -177,8 +217,9 @@ fn worker(w: &WorkerView) -> String {
         BreakerState::HalfOpen { probe: None, .. } => "half_open".to_owned(),
         BreakerState::HalfOpen { probe: Some(turn), .. } => format!("half_open({turn})"),
     };
+    let charged = w.charged.map(|c| format!(" charged={}+{}", c.running, c.idle)).unwrap_or_default();
     format!(
-        "worker {} {state} turns={} calls={} foreign={} breaker={breaker}",
+        "worker {} {state} turns={} calls={} foreign={} breaker={breaker}{charged}",
         w.worker, w.turns_running, w.calls_running, w.foreign
     )
 }

@@ -6,11 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tandem_routing::{POLICIES, Rng};
+use tandem_scheduler::admission::{self, IdleLeaseConfig, Stats, TandemConfig, ThunderAgentConfig};
 use tandem_scheduler::replay::Step;
 use tandem_scheduler::view::Counters;
 use tandem_scheduler::{
-    BreakerConfig, DispatchFailure, Effect, FailureKind, Input, LocalPrefill, PdConfig, PdFallback,
-    PrefillDecision, Scheduler, SchedulerConfig, TurnArrival, TurnOutcome, TurnResult, invariants,
+    AdmissionConfig, BreakerConfig, DispatchFailure, Effect, FailureKind, Input, LocalPrefill, PdConfig,
+    PdFallback, PrefillDecision, Scheduler, SchedulerConfig, TurnArrival, TurnOutcome, TurnResult,
+    invariants,
 };
 use tandem_types::{
     AgentId, EngineId, EngineKind, LoadReport, ProgramKey, RequestClass, RetryKey, Time, TurnId, Usage,
@@ -54,6 +56,8 @@ pub(crate) struct Chaos {
     workers: BTreeMap<WorkerId, Known>,
     /// Some workers do only a part of the work.
     split: bool,
+    /// Until when weights are being exchanged.
+    sync_until: Option<Time>,
     config: SchedulerConfig,
 }
 
@@ -61,8 +65,29 @@ impl Chaos {
     pub(crate) fn new(seed: u64) -> Self {
         let mut rng = Rng::child(seed, "chaos");
         let policy = POLICIES[rng.index(POLICIES.len())].name.to_owned();
+        // Every policy gets its storms, `none` among them.
+        let admission = AdmissionConfig {
+            policy: admission::POLICIES[usize::try_from(seed % 4).expect("small")].name.to_owned(),
+            programs_max: 1 + rng.index(40),
+            program_idle_ttl: Duration::from_secs(1 + rng.below(60)),
+            thunderagent: ThunderAgentConfig {
+                tick: Duration::from_millis(200 + rng.below(3000)),
+                resume_timeout: Duration::from_secs(1 + rng.below(6)),
+                ..if rng.below(2) == 0 {
+                    ThunderAgentConfig::package()
+                } else {
+                    ThunderAgentConfig::default()
+                }
+            },
+            idle_lease: IdleLeaseConfig {
+                lease: Duration::from_secs(rng.below(5)),
+                timeout: Duration::from_secs(1 + rng.below(6)),
+            },
+            tandem: TandemConfig { overdue: Duration::from_secs(rng.below(6)), ..TandemConfig::default() },
+        };
         let config = SchedulerConfig {
             policy,
+            admission,
             queue_max: 1 + rng.index(40),
             programs_max: 1 + rng.index(30),
             program_idle_ttl: Duration::from_secs(1 + rng.below(60)),
@@ -90,6 +115,7 @@ impl Chaos {
             asking: None,
             workers: BTreeMap::new(),
             split,
+            sync_until: None,
             config,
         }
     }
@@ -121,19 +147,38 @@ impl Chaos {
     }
 
     fn input(&mut self) -> Input {
-        match self.rng.below(20) {
+        match self.rng.below(22) {
+            20 if self.one_in(3) => self.by_an_operator(),
+            20 | 21 => Input::Progress { turn: self.some_turn(), generated: self.rng.below(800) },
             0 => self.about_a_worker(),
             1 => Input::WorkerLoad {
                 worker: self.worker_id(),
                 load: LoadReport {
                     running: self.rng.below(10),
                     waiting: self.rng.below(3),
+                    kv_capacity_tokens: self.one_in(4).then(|| 2000 + self.rng.below(20_000)),
                     ..LoadReport::default()
                 },
             },
             2 if self.one_in(4) => Input::SessionEnd { program: self.program() },
             3..=9 => Input::TurnArrived(self.arrival()),
             _ => self.about_a_turn(),
+        }
+    }
+
+    fn by_an_operator(&mut self) -> Input {
+        match self.rng.below(6) {
+            0 => {
+                let at_most = Duration::from_millis(self.rng.below(4000));
+                self.sync_until = Some(self.now + at_most);
+                Input::SyncBegin { at_most }
+            }
+            1 | 2 => {
+                self.sync_until = None;
+                Input::SyncEnd
+            }
+            3 => Input::ProgramPause { program: self.program() },
+            _ => Input::ProgramResume { program: self.program() },
         }
     }
 
@@ -164,10 +209,13 @@ impl Chaos {
                     4 if self.split => (WorkerRole::Decode, EngineKind::Sglang),
                     _ => (WorkerRole::Both, EngineKind::Vllm),
                 };
+                let kv_capacity_tokens = (!self.one_in(4)).then(|| 2000 + self.rng.below(20_000));
+                let tiers = self.one_in(3);
                 let info = WorkerInfo {
                     role,
                     models,
-                    kv_capacity_tokens: None,
+                    kv_capacity_tokens,
+                    kv_resident_tokens: kv_capacity_tokens.filter(|_| tiers).map(|tokens| tokens * 4),
                     max_running,
                     ..WorkerInfo::new(kind)
                 };
@@ -296,7 +344,10 @@ impl Chaos {
                 Effect::Dispatch { turn, .. } | Effect::Hold { turn, .. } | Effect::Reject { turn, .. } => {
                     *turn == asking
                 }
-                Effect::Cancel { .. } | Effect::Supersede { .. } | Effect::Record(_) => false,
+                Effect::Cancel { .. }
+                | Effect::Supersede { .. }
+                | Effect::Record(_)
+                | Effect::Paused { .. } => false,
             });
             assert!(answers.count() > 0, "nothing was said of {asking}");
         }
@@ -309,6 +360,11 @@ impl Chaos {
                     };
                     assert_eq!((record.turn, record.worker), (*turn, *worker));
                     self.fits(record.prefill.as_ref(), *worker, *prefill);
+                    let exchanging = self.sync_until.is_some_and(|until| until > self.now);
+                    assert!(
+                        !exchanging || !self.live[turn].is_turn,
+                        "{turn} went while weights are exchanged"
+                    );
                     self.dispatched(*turn, *worker, *prefill, *attempt);
                 }
                 Effect::Hold { turn, .. } => {
@@ -333,6 +389,9 @@ impl Chaos {
                     assert!(self.live.contains_key(by), "{by} is not there");
                     assert!(self.live.get(old).is_some_and(|l| !l.answering && l.at.is_none()));
                     self.end(*old);
+                }
+                Effect::Paused { worker, tokens, .. } => {
+                    assert!(self.workers.contains_key(worker) && *tokens < 1 << 41, "{effect:?}");
                 }
                 Effect::Record(_) => {}
             }
@@ -392,7 +451,7 @@ impl Chaos {
 }
 
 /// Runs a storm; what happened in it.
-fn storm(seed: u64, steps: usize) -> Counters {
+fn storm(seed: u64, steps: usize) -> (Counters, Stats) {
     let mut chaos = Chaos::new(seed);
     let mut core = Scheduler::new(chaos.config(), seed).expect("a valid configuration");
     let mut effects = Vec::new();
@@ -408,18 +467,18 @@ fn storm(seed: u64, steps: usize) -> Counters {
             panic!("seed {seed}, step {n}: {violation}");
         }
     }
-    *core.view().counters()
+    (*core.view().counters(), core.view().admission().stats)
 }
 
 /// The driver checks I-SCH-1, I-SCH-2, I-SCH-4, I-SCH-5, I-SCH-7, I-SCH-8, I-SCH-12 and I-PAIR-1; [`invariants::check`] these from
-/// within and I-SCH-6, I-SCH-11, I-PAIR-1, I-QUE-1, I-WRK-1, I-WRK-2, I-WRK-3, I-PRG-1, I-PRG-2, I-PRG-3, I-PRG-4 and
-/// I-BRK-2. The queued prefill of I-SCH-11 is what I-KV-5 asks of the scheduler. I-SCH-6 asks the plan of each held turn
+/// within and I-SCH-6, I-SCH-11, I-PAIR-1, I-QUE-1, I-WRK-1, I-WRK-2, I-WRK-3, I-PRG-1, I-PRG-2, I-PRG-3, I-PRG-4,
+/// I-BRK-2, I-GTE-1, I-GTE-2, I-ADM-1 and I-ADM-2. The queued prefill of I-SCH-11 is what I-KV-5 asks of the scheduler. I-SCH-6 asks the plan of each held turn
 /// (I-PAIR-3): by it the turn can go nowhere.
 #[test]
 fn forty_seeded_storms_break_no_promise() {
     let mut rarest: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in 0..40 {
-        let c = storm(seed, 2500);
+        let (c, s) = storm(seed, 2500);
         for (what, n) in [
             ("finished", c.finished),
             ("refused", c.refused),
@@ -435,6 +494,12 @@ fn forty_seeded_storms_break_no_promise() {
             ("opened", c.breakers_opened),
             ("late", c.late_inputs),
             ("anomalies", c.anomalies.total()),
+            ("admitted", s.admitted),
+            ("let in by force", s.forced),
+            ("moved by admission", s.moved),
+            ("paused", s.paused),
+            ("resumed", s.resumed),
+            ("left while held", s.cancelled),
         ] {
             *rarest.entry(what).or_default() += n;
         }
@@ -453,7 +518,7 @@ mod any_seed {
 
         #[test]
         fn any_seed_breaks_no_promise(seed: u64) {
-            let counters = super::storm(seed, 400);
+            let (counters, _) = super::storm(seed, 400);
             prop_assert!(counters.arrived > 0);
         }
     }
