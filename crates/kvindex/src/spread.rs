@@ -44,6 +44,10 @@ impl Hasher for SpreadHasher {
         self.write_u64(u64::from(byte));
     }
 
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(u64::from(word));
+    }
+
     fn write_u64(&mut self, word: u64) {
         let product = u128::from(self.0 ^ word) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
         let [low, high] = [product as u64, (product >> 64) as u64];

@@ -17,17 +17,16 @@
 //!     run of at most 256 blocks; only a new or a departing worker excludes matches;
 //!   - I-WIX-7 memory follows what is resident: what nobody holds leaves the forest, and tables shrink;
 //!   - freed places are used again.
-//! - Memory: 8 bytes for each distinct block, however many workers hold it; 10 to 14 for its id on each worker that
-//!   holds it; 8 for each unbroken stretch that a worker holds of a run; about 80 for each run. Ids are each
+//! - Memory: 8 bytes for each distinct block, however many workers hold it; 14 to 24 for its id on each worker that
+//!   holds it; 8 for each unbroken stretch that a worker holds of a run; about 130 for each run. Ids are each
 //!   worker's own, so engines that share them save nothing and engines that do not cost nothing.
-//! - Bounds: content hashes have 64 bits. Of an id 32 bits are kept: ids of one worker that collide in them are
-//!   told apart when stored, but the removal of an id that the worker never stored takes away a block of that
-//!   worker with a chance of (blocks held) / 2^32. 2^24 workers; 2^24 runs, beyond which stores are refused.
+//! - Bounds: content hashes have 64 bits. 2^24 workers; 2^24 runs, beyond which stores are refused.
 //! - Deliberately absent: event order, gaps and replay (the stream's reader), several KV groups (folded by the
 //!   caller), the shared pool, prompts' tokens.
 //! - Sources: vLLM 0.11 to 0.33 and SGLang 0.5.5 to 0.5.23 for what their events mean.
 
 mod matching;
+mod names;
 mod orphans;
 mod roster;
 mod routed;

@@ -202,8 +202,7 @@ impl Routes {
         }
         if after < before {
             self.blocks -= (before - after) as usize;
-            let positions: Vec<u32> = (after..before).collect();
-            forest.drop_blocks(run, self.number, 0, &positions, |_, _| {});
+            forest.drop_blocks(run, self.number, 0, (after, before), |_, _, _| {});
         }
     }
 }

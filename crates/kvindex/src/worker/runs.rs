@@ -153,22 +153,6 @@ const fn short(n: usize) -> u32 {
     n as u32
 }
 
-/// How many of the first positions follow each other, up or down, and the blocks that they are.
-fn stretch(positions: &[u32]) -> Option<(usize, (u32, u32))> {
-    let first = *positions.first()?;
-    let length = |step: fn(u32) -> u32| {
-        let mut next = step(first);
-        let follows = |p: &&u32| **p == std::mem::replace(&mut next, step(**p));
-        1 + positions.iter().skip(1).take_while(follows).count()
-    };
-    let down = length(|p| p.wrapping_sub(1));
-    if down > 1 {
-        return Some((down, (first + 1 - short(down), first + 1)));
-    }
-    let up = length(|p| p.wrapping_add(1));
-    Some((up, (first, first + short(up))))
-}
-
 impl Shard {
     pub(super) fn head(&self, content: u64) -> Option<RunNo> {
         let starts = |run: u32| self.run(run).is_some_and(|r| r.blocks.first() == Some(&content));
@@ -231,7 +215,7 @@ impl Shard {
         }
         let held = run.spans.end(short(run.blocks.len()));
         run.blocks.truncate(usize::from(run.pinned).max(held as usize).max(1));
-        if run.blocks.len() * 4 < run.blocks.capacity() * 3 {
+        if run.blocks.len() * 2 < run.blocks.capacity() {
             run.blocks.shrink_to(run.blocks.len() * 9 / 8);
         }
         None
@@ -277,26 +261,32 @@ impl Run {
         Piece { run: no, start, end, had, known }
     }
 
-    /// Takes blocks `start..end` out of a worker's tier; tells what became of each.
+    /// Takes blocks `start..end` out of a worker's tier; tells what became of them, part by part.
     fn give_up(
         &mut self,
         worker: u32,
         tier: u8,
         (start, end): (u32, u32),
-        outcome: &mut impl FnMut(u32, Dropped),
+        outcome: &mut impl FnMut(u32, u32, Dropped),
     ) {
-        if self.spans.remove(worker, tier, start, end) {
-            let others = self.spans.of(worker);
-            for at in start..end {
-                let left = others.iter().any(|s| s.covers(at));
-                outcome(at, if left { Dropped::Left } else { Dropped::Lost });
+        if !self.spans.remove(worker, tier, start, end) {
+            if end - start == 1 {
+                outcome(start, end, Dropped::NotHeld);
+            } else {
+                for at in start..end {
+                    self.give_up(worker, tier, (at, at + 1), outcome);
+                }
             }
-        } else if end - start == 1 {
-            outcome(start, Dropped::NotHeld);
-        } else {
-            for at in start..end {
-                self.give_up(worker, tier, (at, at + 1), outcome);
-            }
+            return;
+        }
+        let others = self.spans.of(worker);
+        if others.iter().all(|s| s.end() <= start || end <= s.start()) {
+            outcome(start, end, Dropped::Lost);
+            return;
+        }
+        for at in start..end {
+            let left = others.iter().any(|s| s.covers(at));
+            outcome(at, at + 1, if left { Dropped::Left } else { Dropped::Lost });
         }
     }
 
@@ -499,26 +489,18 @@ impl Forest {
         had
     }
 
-    /// Takes blocks of one run out of a worker's tier; tells by index what became of each.
+    /// Takes blocks `start..end` of one run out of a worker's tier; tells what became of them, part by part.
     pub(super) fn drop_blocks(
         &self,
         no: RunNo,
         worker: u32,
         tier: u8,
-        positions: &[u32],
-        mut outcome: impl FnMut(usize, Dropped),
+        range: (u32, u32),
+        mut outcome: impl FnMut(u32, u32, Dropped),
     ) {
         let Some(mut shard) = self.lock(Self::shard_of(no)) else { return };
         let Some(run) = shard.run_mut(no) else { return };
-        let mut from = 0;
-        while let Some((count, (start, end))) = positions.get(from..).and_then(stretch) {
-            let falls = positions.get(from) != Some(&start);
-            run.give_up(worker, tier, (start, end), &mut |at, dropped| {
-                let nth = if falls { end - 1 - at } else { at - start };
-                outcome(from + nth as usize, dropped);
-            });
-            from += count;
-        }
+        run.give_up(worker, tier, range, &mut outcome);
         let freed = shard.trim(no);
         drop(shard);
         self.release(freed.unwrap_or(NO_PLACE));

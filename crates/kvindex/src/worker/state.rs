@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::names::{At, Names, Stretch};
 use super::orphans::{Orphan, Orphans};
-use super::runs::{Cursor, Dropped, Forest, Piece, Place, RunNo, Unplaced};
-use super::table::{Slot, Table};
+use super::runs::{Cursor, Dropped, Forest, Piece, Place, Unplaced};
 use super::{Applied, Copies, HeldBlock, Stored, WorkerIndexConfig};
 use crate::chain;
 
@@ -15,67 +15,29 @@ pub(super) struct Shared {
     pub(super) config: WorkerIndexConfig,
 }
 
-/// An id that the table cannot keep.
-#[derive(Debug, Clone, Copy)]
-struct Odd {
-    place: Place,
-    /// The block has another id too.
-    twin: bool,
-}
-
 /// One worker's own bookkeeping.
 #[derive(Debug)]
 pub(super) struct State {
     number: u32,
-    /// Half of the mixed id of each block that the worker holds, to its place.
-    ids: Table,
+    names: Names,
     /// Copies beyond the first, by place and tier.
     extra: BTreeMap<(Place, u8), u32>,
-    /// Ids whose half is another block's too, and second ids of a block.
-    odd: BTreeMap<u64, Odd>,
-    /// How many of those are second ids of a block.
-    twins: usize,
-    /// A bit for each of those, by six bits of the tag: most ids are not looked up there. Cleared when none is left.
-    odd_bits: u64,
     orphans: Orphans,
     contents: Vec<u64>,
     pieces: Vec<Piece>,
-    found: Vec<Found>,
-    going: Vec<Found>,
-    positions: Vec<u32>,
-}
-
-/// What an id of a removal names.
-#[derive(Debug, Clone, Copy)]
-struct Found {
-    id: u64,
-    tag: u32,
-    /// Where the table has it.
-    slot: Slot,
-    place: Option<Place>,
-}
-
-/// The half of an id that its entry keeps, spread: engines may count instead of hashing.
-const fn tag(id: u64) -> u32 {
-    let x = (id ^ (id >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
+    lost: Vec<(u32, u32)>,
 }
 
 impl From<u32> for State {
     fn from(number: u32) -> Self {
         Self {
             number,
-            ids: Table::default(),
+            names: Names::default(),
             extra: BTreeMap::new(),
-            odd: BTreeMap::new(),
-            twins: 0,
-            odd_bits: 0,
             orphans: Orphans::default(),
             contents: Vec::new(),
             pieces: Vec::new(),
-            found: Vec::new(),
-            going: Vec::new(),
-            positions: Vec::new(),
+            lost: Vec::new(),
         }
     }
 }
@@ -87,12 +49,11 @@ impl State {
 
     /// Blocks held in whatever tier.
     pub(super) fn held(&self) -> usize {
-        self.ids.len() + self.odd.len()
+        self.names.len()
     }
 
     pub(super) fn stored(&mut self, shared: &Shared, event: &Stored<'_>, tier: u8) -> Applied {
         let mut applied = Applied::default();
-        self.warm(event.ids);
         if event.locals.is_empty() {
             for id in event.ids {
                 self.attach(shared, *id, tier, event.copies, &mut applied);
@@ -128,16 +89,9 @@ impl State {
         applied
     }
 
-    /// Brings the buckets of ids into the cache, all at once instead of one after the other.
-    fn warm(&self, ids: &[u64]) {
-        if ids.len() > 1 {
-            std::hint::black_box(ids.iter().fold(0, |seen, id| seen ^ self.ids.touch(tag(*id))));
-        }
-    }
-
     /// The place that an id names.
     fn place(&self, id: u64) -> Option<Place> {
-        self.locate(id).place
+        self.names.place(id)
     }
 
     /// The block that an id names, as the parent of a store.
@@ -205,62 +159,7 @@ impl State {
         }
         applied.changed += ids.len() - again.min(ids.len());
         applied.copies += again;
-        for (position, id) in (piece.start..).zip(ids) {
-            let known = piece.known.iter().any(|(a, b)| (*a..*b).contains(&position));
-            self.name(*id, Place::new(piece.run, position as usize), known);
-        }
-    }
-
-    /// Makes an id name a place. `known` = the worker held the block before.
-    fn name(&mut self, id: u64, place: Place, known: bool) {
-        let tag = tag(id);
-        if self.maybe_odd(tag) && self.odd.contains_key(&id) {
-            let same = self.odd.get(&id).is_some_and(|o| o.place == place);
-            if !same {
-                self.set_odd(id, Odd { place, twin: known });
-            }
-            return;
-        }
-        let there = if known { self.ids.find(tag, |_| true) } else { self.ids.claim(tag, place.0) };
-        let taken = there.is_some_and(|there| there != place.0);
-        if taken || (known && there.is_none()) {
-            self.set_odd(id, Odd { place, twin: known });
-        }
-    }
-
-    const fn maybe_odd(&self, tag: u32) -> bool {
-        self.odd_bits >> (tag % 64) & 1 != 0
-    }
-
-    fn set_odd(&mut self, id: u64, odd: Odd) {
-        self.odd_bits |= 1 << (tag(id) % 64);
-        self.twins += usize::from(odd.twin);
-        if let Some(old) = self.odd.insert(id, odd) {
-            self.twins -= usize::from(old.twin);
-        }
-    }
-
-    /// The worker holds a block no longer; it was removed by this id.
-    fn forget(&mut self, Found { id, tag, slot, .. }: Found, place: Place) {
-        let odd = if self.maybe_odd(tag) { self.odd.remove(&id) } else { None };
-        if self.twins > 0 {
-            self.twins -= usize::from(odd.is_some_and(|o| o.twin));
-            let twins = &mut self.twins;
-            self.odd.retain(|_, o| {
-                let other = o.place != place;
-                *twins -= usize::from(!other && o.twin);
-                other
-            });
-            if odd.is_some() {
-                self.ids.remove_place(place.0);
-            }
-        }
-        if odd.is_none() {
-            self.ids.remove_at(slot, tag, place.0);
-        }
-        if self.odd.is_empty() {
-            self.odd_bits = 0;
-        }
+        self.names.give(piece.run, piece.start, ids, &piece.known);
     }
 
     /// A block of which only the id is told is in one more tier.
@@ -327,85 +226,57 @@ impl State {
 
     pub(super) fn removed(&mut self, shared: &Shared, ids: &[u64], tier: u8) -> Applied {
         let mut applied = Applied::default();
-        let mut found = std::mem::take(&mut self.found);
-        found.clear();
-        self.warm(ids);
-        found.extend(ids.iter().map(|id| self.locate(*id)));
-        let mut rest = found.as_slice();
+        let mut rest = ids;
         while let Some(first) = rest.first() {
             let mut count = 1;
-            if !self.orphans.is_empty() && self.orphans.remove_copy(first.id, tier) {
+            if !self.orphans.is_empty() && self.orphans.remove_copy(*first, tier) {
                 applied.changed += 1;
-            } else if let Some(run) = first.place.map(Place::run) {
-                // Neighbours are mostly removed together: one lock for all of a run.
-                if self.orphans.is_empty() {
-                    count = rest.iter().take_while(|f| f.place.is_some_and(|p| p.run() == run)).count();
-                }
-                let these = rest.get(..count).unwrap_or(&[]);
-                self.remove_in_run(shared, run, these, tier, &mut applied);
+            } else if let Some(at) = self.names.locate(*first) {
+                // An id that waits for its parent may name a block too.
+                let these = if self.orphans.is_empty() { rest } else { &rest[..1] };
+                count = self.remove_at(shared, at, these, tier, &mut applied);
             } else {
                 applied.unknown += 1;
             }
             rest = rest.get(count..).unwrap_or(&[]);
         }
-        self.found = found;
         applied
     }
 
-    fn locate(&self, id: u64) -> Found {
-        let tag = tag(id);
-        if self.maybe_odd(tag)
-            && let Some(odd) = self.odd.get(&id)
-        {
-            return Found { id, tag, slot: Slot::NONE, place: Some(odd.place) };
-        }
-        match self.ids.locate(tag) {
-            None => Found { id, tag, slot: Slot::NONE, place: None },
-            Some((slot, place)) => Found { id, tag, slot, place: Some(Place(place)) },
-        }
-    }
-
-    fn remove_in_run(
-        &mut self,
-        shared: &Shared,
-        run: RunNo,
-        found: &[Found],
-        tier: u8,
-        applied: &mut Applied,
-    ) {
-        let mut going = std::mem::take(&mut self.going);
-        let mut positions = std::mem::take(&mut self.positions);
-        going.clear();
-        positions.clear();
-        for found in found {
-            let Some(place) = found.place else { continue };
-            if !self.extra.is_empty()
-                && let Some(extra) = self.extra.get_mut(&(place, tier))
-            {
+    /// Removes the block at `at` and those of the next ids that lie beside it; tells how many.
+    fn remove_at(&mut self, shared: &Shared, at: At, ids: &[u64], tier: u8, applied: &mut Applied) -> usize {
+        let Some(run) = self.names.run(at) else { return 1 };
+        let Stretch { mut count, mut start, mut end } = self.names.stretch(at, ids);
+        if !self.extra.is_empty() {
+            let place = |position: u32| Place::new(run, position as usize);
+            if self.extra.range((place(start), 0)..=(place(end - 1), u8::MAX)).next().is_some() {
+                (count, start, end) = (1, at.position(), at.position() + 1);
+            }
+            if let Some(extra) = self.extra.get_mut(&(place(start), tier)) {
                 *extra -= 1;
                 if *extra == 0 {
-                    self.extra.remove(&(place, tier));
+                    self.extra.remove(&(place(start), tier));
                 }
                 applied.copies += 1;
-            } else {
-                going.push(*found);
-                positions.push(place.position());
+                return 1;
             }
         }
-        shared.forest.drop_blocks(run, self.number, tier, &positions, |nth, dropped| match dropped {
-            Dropped::NotHeld => applied.unknown += 1,
-            Dropped::Left => applied.changed += 1,
-            Dropped::Lost => {
-                applied.changed += 1;
-                if let Some(gone) = going.get(nth)
-                    && let Some(place) = gone.place
-                {
-                    self.forget(*gone, place);
+        let lost = &mut self.lost;
+        shared.forest.drop_blocks(run, self.number, tier, (start, end), |from, to, dropped| {
+            let blocks = (to - from) as usize;
+            match dropped {
+                Dropped::NotHeld => applied.unknown += blocks,
+                Dropped::Left => applied.changed += blocks,
+                Dropped::Lost => {
+                    applied.changed += blocks;
+                    lost.push((from, to));
                 }
             }
         });
-        self.going = going;
-        self.positions = positions;
+        for (from, to) in self.lost.drain(..) {
+            self.names.lose(at, from, to);
+        }
+        count
     }
 
     pub(super) fn remaining(&mut self, shared: &Shared, id: u64, tier: u8, copies: u32) -> Applied {
@@ -444,26 +315,12 @@ impl State {
     pub(super) fn clear(&mut self, shared: &Shared, tier: Option<u8>) {
         self.orphans.clear(tier);
         self.extra.retain(|(_, t), _| tier.is_some_and(|tier| tier != *t));
-        let mut runs: Vec<RunNo> = self.ids.entries().map(|(_, p)| Place(p).run()).collect();
-        runs.extend(self.odd.values().map(|o| o.place.run()));
-        runs.sort_unstable();
-        runs.dedup();
-        for run in runs {
+        for run in self.names.runs() {
             shared.forest.drop_run(run, self.number, tier);
         }
-        let ids = std::mem::take(&mut self.ids);
-        let odd = std::mem::take(&mut self.odd);
-        (self.twins, self.odd_bits) = (0, 0);
-        if tier.is_some() {
-            for (tag, place) in ids.entries() {
-                if shared.forest.held(Place(place), self.number) {
-                    self.ids.insert(tag, place);
-                }
-            }
-            let number = self.number;
-            for (id, odd) in odd.into_iter().filter(|(_, o)| shared.forest.held(o.place, number)) {
-                self.set_odd(id, odd);
-            }
+        match tier {
+            None => self.names = Names::default(),
+            Some(_) => self.names.retain(|place| shared.forest.held(place, self.number)),
         }
     }
 }

@@ -78,18 +78,6 @@ pub(super) struct Table {
     len: usize,
 }
 
-/// Where an entry was found; good until the table changes, and checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Slot {
-    bucket: u32,
-    slot: u8,
-}
-
-impl Slot {
-    /// No entry's.
-    pub(super) const NONE: Self = Self { bucket: u32::MAX, slot: 0 };
-}
-
 impl Table {
     fn home(&self, tag: u32) -> usize {
         ((u64::from(tag) * self.buckets.len() as u64) >> 32) as usize
@@ -101,17 +89,6 @@ impl Table {
 
     fn counts(&self, bucket: usize) -> Counts {
         self.counts.get(bucket).copied().unwrap_or_default()
-    }
-
-    pub(super) const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// A look at the bucket of a tag. Looks that do not wait for each other bring many buckets into the cache in
-    /// the time of one.
-    pub(super) fn touch(&self, tag: u32) -> u32 {
-        let home = self.home(tag);
-        self.buckets.get(home).map_or(0, |b| b.places[0]) ^ u32::from(self.counts(home).used)
     }
 
     #[inline]
@@ -138,14 +115,6 @@ impl Table {
         self.buckets.get(at).and_then(|b| b.places.get(slot)).copied()
     }
 
-    /// The first entry with this tag: where it is, and its place.
-    #[inline]
-    pub(super) fn locate(&self, tag: u32) -> Option<(Slot, u32)> {
-        let (at, slot) = self.seek(tag, |_| true)?;
-        let place = self.buckets.get(at).and_then(|b| b.places.get(slot)).copied()?;
-        Some((Slot { bucket: u32::try_from(at).ok()?, slot: slot as u8 }, place))
-    }
-
     /// Adds an entry; equal ones are not looked for.
     pub(super) fn insert(&mut self, tag: u32, place: u32) {
         if self.crowded() {
@@ -153,29 +122,6 @@ impl Table {
         }
         self.put(tag, place);
         self.len += 1;
-    }
-
-    /// Adds an entry unless there is one with this tag; returns the place of that.
-    #[inline]
-    pub(super) fn claim(&mut self, tag: u32, place: u32) -> Option<u32> {
-        let home = self.home(tag);
-        let crowded = self.crowded();
-        if let (Some(bucket), Some(counts)) = (self.buckets.get_mut(home), self.counts.get_mut(home))
-            && counts.passed == 0
-            && counts.used < FULL
-            && bucket.hits(tag, counts.used).next().is_none()
-            && !crowded
-        {
-            bucket.set(usize::from(counts.used), tag, place);
-            counts.used += 1;
-            self.len += 1;
-            return None;
-        }
-        let there = self.find(tag, |_| true);
-        if there.is_none() {
-            self.insert(tag, place);
-        }
-        there
     }
 
     const fn crowded(&self) -> bool {
@@ -204,18 +150,6 @@ impl Table {
         true
     }
 
-    /// As [`Self::remove`]; the entry was found at `slot` before.
-    #[inline]
-    pub(super) fn remove_at(&mut self, slot: Slot, tag: u32, place: u32) {
-        let (at, slot) = (slot.bucket as usize, usize::from(slot.slot) % WIDTH);
-        let still = self.buckets.get(at).is_some_and(|b| b.places[slot] == place && b.tag(slot) == tag);
-        if still && slot < usize::from(self.counts(at).used) {
-            self.take(at, slot, tag);
-        } else {
-            self.remove(tag, place);
-        }
-    }
-
     #[inline]
     fn take(&mut self, at: usize, slot: usize, tag: u32) {
         if let (Some(bucket), Some(counts)) = (self.buckets.get_mut(at), self.counts.get_mut(at)) {
@@ -236,14 +170,6 @@ impl Table {
         }
     }
 
-    /// Takes out the entries with this place, whatever their tags: a look at every entry.
-    pub(super) fn remove_place(&mut self, place: u32) {
-        let tags: Vec<u32> = self.entries().filter(|(_, p)| *p == place).map(|(t, _)| t).collect();
-        for tag in tags {
-            self.remove(tag, place);
-        }
-    }
-
     fn resize(&mut self, buckets: usize) {
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::default(); buckets]);
         let counts = std::mem::replace(&mut self.counts, vec![Counts::default(); buckets]);
@@ -252,14 +178,6 @@ impl Table {
                 self.put(bucket.tag(slot), *place);
             }
         }
-    }
-
-    /// All entries as (tag, place), in no meaningful order.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.buckets.iter().zip(&self.counts).flat_map(|(bucket, counts)| {
-            let places = bucket.places.iter().enumerate().take(usize::from(counts.used));
-            places.map(|(slot, place)| (bucket.tag(slot), *place))
-        })
     }
 }
 
@@ -270,6 +188,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn entries(table: &Table) -> BTreeSet<(u32, u32)> {
+        let buckets = table.buckets.iter().zip(&table.counts);
+        buckets
+            .flat_map(|(bucket, counts)| {
+                (0..usize::from(counts.used)).map(|slot| (bucket.tag(slot), bucket.places[slot]))
+            })
+            .collect()
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
@@ -289,9 +216,9 @@ mod tests {
                     prop_assert_eq!(table.remove(tag, place), oracle.remove(&(tag, place)));
                 }
                 prop_assert_eq!(table.find(tag, |p| p == place).is_some(), oracle.contains(&(tag, place)));
-                prop_assert_eq!(table.len(), oracle.len());
+                prop_assert_eq!(table.len, oracle.len());
             }
-            prop_assert_eq!(table.entries().collect::<BTreeSet<_>>(), oracle);
+            prop_assert_eq!(entries(&table), oracle);
         }
     }
 

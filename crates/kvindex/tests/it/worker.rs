@@ -411,9 +411,9 @@ fn a_block_with_two_ids_stays_until_both_are_removed() {
     }
 }
 
-/// Among 300,000 ids some dozen pairs share the half by which the index knows them.
+/// Among 300,000 ids many share the 16 bits by which the index first tells them apart, some dozen pairs 32.
 #[test]
-fn ids_that_share_their_kept_half_are_told_apart() {
+fn ids_that_share_bits_are_told_apart() {
     let index = WorkerIndex::default();
     let mut rng = Rng(4);
     let ids: Vec<u64> = (0..300_000).map(|_| rng.next()).collect();
