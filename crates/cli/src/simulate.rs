@@ -11,8 +11,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tandem_engine_model::{EngineConfig, Flavor, LinkConfig, Profile, TierConfig, TiersConfig};
-use tandem_scheduler::SchedulerConfig;
-use tandem_simulate::{Arrivals, Report, SimConfig};
+use tandem_simulate::{Arrivals, Report, SimConfig, scheduler_for};
 use tandem_workload::synth::{Kind, Synth};
 use tandem_workload::{Format, ImportOptions, Workload, import, sniff};
 
@@ -60,7 +59,9 @@ pub(crate) struct SimulateArgs {
     /// Recorded beginnings come so many times faster.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, conflicts_with = "lanes")]
     speedup: f64,
-    /// Policies to compare: `kv`, `sticky`, `least_load`, `power_of_two`, `round_robin`, `random`.
+    /// Policies to compare: `kv`, `sticky`, `least_load`, `power_of_two`, `round_robin`, `random` (no turn waits but for a
+    /// worker); `thunderagent`, `thunderagent-package`, `idle_lease`, `tandem` (turns wait for room, over `kv`); or
+    /// `ROUTING+ADMISSION`.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "kv,sticky")]
     policy: Vec<String>,
     /// Seeds of ties and of the order of sessions; each is a run of its own.
@@ -252,10 +253,7 @@ fn config(args: &SimulateArgs, point: &Point) -> Result<SimConfig, Failure> {
     let blocks = point.pool / u64::from(args.block_size.max(1));
     let link = LinkConfig { read_gb_s: args.host_bandwidth, write_gb_s: args.host_bandwidth };
     let host = (args.host_pool > 0).then_some(TierConfig { tokens: args.host_pool, link });
-    let policy = match point.policy.as_str() {
-        "sticky" => "session_affinity",
-        name => name,
-    };
+    let scheduler = scheduler_for(&point.policy).map_err(|error| Failure::Usage(anyhow!(error)))?;
     Ok(SimConfig {
         engine: EngineConfig {
             block_size: args.block_size,
@@ -264,7 +262,7 @@ fn config(args: &SimulateArgs, point: &Point) -> Result<SimConfig, Failure> {
             ..base
         },
         workers: point.workers,
-        scheduler: SchedulerConfig { policy: policy.to_owned(), ..SchedulerConfig::default() },
+        scheduler,
         arrivals: match point.lanes {
             Some(lanes) => Arrivals::Lanes { lanes },
             None => Arrivals::Recorded { speedup: args.speedup },

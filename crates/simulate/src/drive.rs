@@ -18,6 +18,9 @@ use crate::config::{Arrivals, SimConfig, SimError};
 use crate::measure::{Done, Measure};
 use crate::report::Report;
 
+/// Tokens of an answer between two pieces of news of it.
+const PROGRESS_TOKENS: u32 = 256;
+
 /// How far a run is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
@@ -151,10 +154,12 @@ impl<'a> Sim<'a> {
 
     fn begin(&mut self) {
         let engine = &self.config.engine;
+        let device = u64::from(engine.pool_blocks) * u64::from(engine.block_size);
         let info = WorkerInfo {
             kind: EngineKind::Vllm,
             models: Vec::new(),
-            kv_capacity_tokens: Some(u64::from(engine.pool_blocks) * u64::from(engine.block_size)),
+            kv_capacity_tokens: Some(device),
+            kv_resident_tokens: Some(device + engine.tiers.host.as_ref().map_or(0, |host| host.tokens)),
             ..WorkerInfo::new(EngineKind::Vllm)
         };
         for index in 0..self.config.workers {
@@ -179,7 +184,8 @@ impl<'a> Sim<'a> {
     /// Does what happens next; false at the end of the run.
     fn step(&mut self) -> bool {
         let next = self.queue.peek().map(|Reverse((time, _, _))| *time);
-        let deadline = self.scheduler.next_deadline().filter(|_| self.held > 0);
+        // While nothing is asked for, admission's regular looks would cut a pause into pieces.
+        let deadline = self.scheduler.next_deadline().filter(|_| self.open > 0);
         let Some(mut time) = [next, deadline].into_iter().flatten().min() else { return false };
         if self.stop_at.is_some_and(|stop| time >= stop) {
             self.now = self.stop_at.unwrap_or(time);
@@ -419,6 +425,9 @@ impl<'a> Sim<'a> {
                 self.tell(Input::TurnStarted { turn });
                 self.tell(Input::FirstToken { turn });
             }
+            if output.index > 0 && output.index % PROGRESS_TOKENS == 0 {
+                self.tell(Input::Progress { turn, generated: u64::from(output.index) });
+            }
             if output.finish.is_some() {
                 self.finish(turn, Some(output.index + 1));
             }
@@ -477,9 +486,14 @@ impl<'a> Sim<'a> {
             self.measure.unserved(&live.program, live.sent, self.now);
         }
         let unserved = self.turns.len() as u64;
+        let admission = self.scheduler.view().admission().stats;
         let loads: Vec<_> = self.engines.iter().map(|engine| engine.model.load()).collect();
         Report {
             unserved_requests: unserved,
+            forced_admissions: admission.forced,
+            pauses: admission.paused,
+            resumes: admission.resumed,
+            moves: admission.moved,
             preemptions: loads.iter().map(|load| load.preemptions).sum(),
             worker_turns: self.engines.iter().map(|engine| engine.turns).collect(),
             simulated_requests: self.completed,

@@ -16,8 +16,10 @@ mod clients;
 mod config;
 mod drive;
 mod measure;
+mod policy;
 mod report;
 
 pub use config::{Arrivals, SimConfig, SimError};
 pub use drive::{Progress, run};
+pub use policy::scheduler_for;
 pub use report::{Report, Stats};

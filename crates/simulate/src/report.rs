@@ -89,6 +89,14 @@ pub struct Report {
     pub jain_index: f64,
     /// Part of workers' time in which one stood still while a turn was held.
     pub idle_while_held: f64,
+    /// Turns that admission let in by force, warm-up included, as are the next three.
+    pub forced_admissions: u64,
+    /// Sessions that lost their place.
+    pub pauses: u64,
+    /// Sessions that got one again.
+    pub resumes: u64,
+    /// Turns that admission sent to another worker than their session's last, although that one was there.
+    pub moves: u64,
     /// Preemptions in engines.
     pub preemptions: u64,
     /// Turns sent to each worker.
