@@ -134,8 +134,21 @@ impl Names {
         Some(self.holds.get(at.hold())?.run)
     }
 
+    /// The block that an id names, after which blocks are to be stored.
+    pub(super) fn parent(&mut self, id: u64) -> Option<Place> {
+        let at = self.seek(id, |end| [self.stored, end])?;
+        self.stored = at;
+        Some(Place::new(self.run(at)?, at.position() as usize))
+    }
+
     /// Where the block of an id lies.
     pub(super) fn locate(&self, id: u64) -> Option<At> {
+        let [below, above] = [self.removed.0.wrapping_sub(1), self.removed.0.wrapping_add(1)].map(At);
+        self.seek(id, |end| [below, end, above])
+    }
+
+    /// Where the block of an id lies, by a look at `likely` places first; one that the table of ends tells is given.
+    fn seek<const N: usize>(&self, id: u64, likely: impl FnOnce(At) -> [At; N]) -> Option<At> {
         if !self.others.is_empty()
             && let Some(at) = self.others.get(&id)
         {
@@ -146,9 +159,7 @@ impl Names {
         }
         let (bits, mark) = spread(id);
         let end = self.ends.get(bits & self.ends.len().wrapping_sub(1)).copied().unwrap_or(At::NONE);
-        let likely =
-            [At(self.removed.0.wrapping_sub(1)), end, self.stored, At(self.removed.0.wrapping_add(1))];
-        if let Some(at) = likely.into_iter().find(|at| self.names(*at, id)) {
+        if let Some(at) = likely(end).into_iter().find(|at| self.names(*at, id)) {
             return Some(at);
         }
         let class = self.classes.get(bits & self.classes.len().wrapping_sub(1))?;
@@ -209,6 +220,11 @@ impl Names {
     }
 
     fn hold_of(&mut self, run: RunNo) -> u32 {
+        // Mostly blocks go on where their parent lies.
+        let last = self.stored.hold();
+        if self.holds.get(last).is_some_and(|h| h.run == run && h.held > 0) {
+            return last as u32;
+        }
         if let Some(hold) = self.by_run.get(&run) {
             return *hold;
         }

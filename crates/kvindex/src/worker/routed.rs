@@ -167,7 +167,7 @@ impl Routes {
     fn add(&mut self, forest: &Forest, chain: &[u64], until: u64) -> bool {
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.clear();
-        let stored = forest.store(None, chain, self.number, 0, &mut pieces).is_ok();
+        let stored = forest.store(None, chain, self.number, 0, |piece| pieces.push(piece)).is_ok();
         // The end of the prompt is queued first, so that it goes first.
         for piece in pieces.iter().rev() {
             let steps = self.steps.entry(piece.run).or_default();

@@ -361,15 +361,15 @@ impl Forest {
         tiers.contains(&true).then_some(HeldBlock { content, tiers })
     }
 
-    /// Puts the blocks `contents` after `cursor` and into the worker's tier. Pieces stored before an error
-    /// stay stored.
+    /// Puts the blocks `contents` after `cursor` and into the worker's tier; tells where, piece by piece, under no
+    /// lock. Pieces stored before an error stay stored.
     pub(super) fn store(
         &self,
         mut cursor: Option<Cursor>,
         mut contents: &[u64],
         worker: u32,
         tier: u8,
-        pieces: &mut Vec<Piece>,
+        mut each: impl FnMut(Piece),
     ) -> Result<(), Unplaced> {
         while !contents.is_empty() {
             let piece = match cursor {
@@ -385,7 +385,7 @@ impl Forest {
                 cursor = Some(Cursor { place, content: *last });
             }
             contents = contents.get(count..).unwrap_or(&[]);
-            pieces.push(piece);
+            each(piece);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::names::{At, Names, Stretch};
 use super::orphans::{Orphan, Orphans};
-use super::runs::{Cursor, Dropped, Forest, Piece, Place, Unplaced};
+use super::runs::{Cursor, Dropped, Forest, Piece, Place, RUN_BLOCKS, Unplaced};
 use super::{Applied, Copies, HeldBlock, Stored, WorkerIndexConfig};
 use crate::chain;
 
@@ -23,8 +23,6 @@ pub(super) struct State {
     /// Copies beyond the first, by place and tier.
     extra: BTreeMap<(Place, u8), u32>,
     orphans: Orphans,
-    contents: Vec<u64>,
-    pieces: Vec<Piece>,
     lost: Vec<(u32, u32)>,
 }
 
@@ -35,8 +33,6 @@ impl From<u32> for State {
             names: Names::default(),
             extra: BTreeMap::new(),
             orphans: Orphans::default(),
-            contents: Vec::new(),
-            pieces: Vec::new(),
             lost: Vec::new(),
         }
     }
@@ -95,8 +91,8 @@ impl State {
     }
 
     /// The block that an id names, as the parent of a store.
-    fn resolve(&self, shared: &Shared, id: u64) -> Option<Cursor> {
-        let place = self.place(id)?;
+    fn resolve(&mut self, shared: &Shared, id: u64) -> Option<Cursor> {
+        let place = self.names.parent(id)?;
         Some(Cursor { place, content: shared.forest.content(place)? })
     }
 
@@ -114,24 +110,27 @@ impl State {
         tier: u8,
         applied: &mut Applied,
     ) {
-        let mut contents = std::mem::take(&mut self.contents);
-        let mut pieces = std::mem::take(&mut self.pieces);
-        contents.clear();
-        pieces.clear();
+        // On the stack, where it is warm: events of engines are rarely longer.
+        let (mut few, mut many) = ([0; RUN_BLOCKS], Vec::new());
+        let contents = match few.get_mut(..event.locals.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(event.locals.len(), 0);
+                many.as_mut_slice()
+            }
+        };
         let mut last = cursor.map(|c| c.content);
-        for local in event.locals {
-            let content = chain::next(last, *local);
-            contents.push(content);
-            last = Some(content);
+        for (slot, local) in contents.iter_mut().zip(event.locals) {
+            *slot = chain::next(last, *local);
+            last = Some(*slot);
         }
-        let outcome = shared.forest.store(cursor, &contents, self.number, tier, &mut pieces);
         let mut done = 0;
-        for piece in pieces.drain(..) {
+        let outcome = shared.forest.store(cursor, contents, self.number, tier, |piece| {
             let count = (piece.end - piece.start) as usize;
             let ids = event.ids.get(done..done + count).unwrap_or(&[]);
             self.take_piece(&piece, ids, tier, event.copies, applied);
             done += count;
-        }
+        });
         if let Err(why) = outcome {
             let ids = event.ids.get(done..).unwrap_or(&[]);
             let locals = event.locals.get(done..).unwrap_or(&[]);
@@ -143,8 +142,6 @@ impl State {
                 (Unplaced::NoParent | Unplaced::Full, _) => applied.refused += ids.len(),
             }
         }
-        self.contents = contents;
-        self.pieces = pieces;
     }
 
     fn take_piece(&mut self, piece: &Piece, ids: &[u64], tier: u8, copies: Copies, applied: &mut Applied) {
