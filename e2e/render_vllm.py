@@ -69,8 +69,9 @@ def theirs(url, dialect, body):
     return (rendered[0] if isinstance(rendered, list) else rendered)["token_ids"], None
 
 
-def ours(model, requests):
-    lines = "".join(json.dumps({"dialect": dialect, "kind": "vllm", "body": body.decode()}) + "\n"
+def ours(model, requests, kind="vllm"):
+    """What the local tokenizer makes of them for this kind of engine."""
+    lines = "".join(json.dumps({"dialect": dialect, "kind": kind, "body": body.decode()}) + "\n"
                     for _, dialect, body in requests)
     command = ["cargo", "run", "-q", "-p", "tandem-prompt", "--example", "prompt_tokens", "--", model]
     out = subprocess.run(command, input=lines, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tandem_lineage::limits::SEGMENTS_MAX;
 use tandem_lineage::{outline, text_blocks};
-use tandem_types::Dialect;
+use tandem_types::{Dialect, EngineKind};
 
 /// The first byte picks the dialect, the rest is the body.
 pub fn check(data: &[u8]) {
@@ -14,8 +14,8 @@ pub fn check(data: &[u8]) {
         2 => Dialect::Responses,
         _ => Dialect::Messages,
     };
-    let found = outline(dialect, body);
-    let blocks = text_blocks(dialect, body, 64);
+    let found = outline(dialect, EngineKind::Vllm, body);
+    let blocks = text_blocks(dialect, EngineKind::Vllm, body, 64);
     assert_eq!(found.is_ok(), blocks.is_ok(), "one was read, the other was not");
     let (Ok(found), Ok(blocks)) = (found, blocks) else { return };
     assert!(found.segments().len() <= SEGMENTS_MAX, "too many segments");
@@ -29,8 +29,8 @@ pub fn check(data: &[u8]) {
         return;
     }
     let again = serde_json::to_vec_pretty(&value).expect("a value can be written");
-    assert_eq!(outline(dialect, &again).as_ref(), Ok(&found), "another outline");
-    assert_eq!(text_blocks(dialect, &again, 64), Ok(blocks), "other blocks");
+    assert_eq!(outline(dialect, EngineKind::Vllm, &again).as_ref(), Ok(&found), "another outline");
+    assert_eq!(text_blocks(dialect, EngineKind::Vllm, &again, 64), Ok(blocks), "other blocks");
 }
 
 /// Written again by `serde_json`, this value means what it meant: no numbers that it turns into doubles.

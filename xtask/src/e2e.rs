@@ -13,6 +13,7 @@ const SUITES: &[(&str, &str)] =
 const LONG: &[(&str, &str)] = &[
     ("vllm", "e2e/real_vllm.py"),
     ("render", "e2e/render_vllm.py"),
+    ("render-sglang", "e2e/render_sglang.py"),
     ("kv-vllm", "e2e/real_kv_vllm.py"),
     ("kv-sglang", "e2e/real_kv_sglang.py"),
     ("kv-mooncake", "e2e/real_kv_mooncake.py"),

@@ -13,6 +13,9 @@ pub const BODY_ID_BYTES_MAX: usize = 4096;
 /// Most token ids kept of one prompt or one answer; longer lists are not kept at all.
 pub const TOKEN_IDS_MAX: usize = 4 * 1024 * 1024;
 
+/// Leading bytes kept of an answer's text while its turn lasts.
+pub const ANSWER_START_MAX: usize = 64;
+
 /// Largest event of a stream that is read, in bytes. Larger ones are passed on unread and counted.
 pub const SSE_EVENT_BYTES_MAX: usize = 64 * 1024 * 1024;
 

@@ -87,7 +87,7 @@ families! {
     KvTokenizerUsed, Gauge, "tandem_kv_tokenizer_used", "tokenizer", "1 while a tokenizer is used, 0 once its counts differed from the engine's too often.";
     KvMemoBytes, Gauge, "tandem_kv_memo_bytes", "", "Memory for what is remembered of the prompts of sessions.";
     KvPromptTokens, Counter, "tandem_kv_prompt_tokens_checked_total", "source, outcome", "Exact prompt lengths compared with the engine's: equal or different.";
-    KvPredictions, Counter, "tandem_kv_predictions_total", "source, outcome", "Predicted cached tokens compared with the engine's: equal, over or under.";
+    KvPredictions, Counter, "tandem_kv_predictions_total", "source, outcome, claim", "Predicted cached tokens compared with the engine's: equal, over or under; and how sure they were said to be: exact, approximate (one block apart) or estimated.";
     KvPredictionError, Histogram, "tandem_kv_prediction_error_tokens", "source", "Difference between predicted and reported cached tokens, in tokens.";
     KvRelooks, Counter, "tandem_kv_relooks_total", "cause", "Turns looked up again with another result: while held, before a retry, at dispatch.";
     KvDispatches, Counter, "tandem_kv_predicted_dispatches_total", "outcome", "Dispatches that count as cached at once: predicted, refused (no room) or withdrawn.";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tandem_lineage::{Arriving, Ended, Lineage, LineageConfig, outline, text_blocks};
-use tandem_types::{Dialect, Harness, ProgramKey, SessionId, TenantId, Time, Usage};
+use tandem_types::{Dialect, EngineKind, Harness, ProgramKey, SessionId, TenantId, Time, Usage};
 
 const RUNS: usize = 60;
 
@@ -20,10 +20,10 @@ fn main() {
         let body = body(text, parts);
         let text = body.to_string();
         report(&format!("{name}: outline of {} KiB", text.len() / 1024), || {
-            black_box(outline(Dialect::Chat, text.as_bytes()).expect("an outline"));
+            black_box(outline(Dialect::Chat, EngineKind::Vllm, text.as_bytes()).expect("an outline"));
         });
         report(&format!("{name}: text blocks"), || {
-            black_box(text_blocks(Dialect::Chat, text.as_bytes(), 64).expect("blocks"));
+            black_box(text_blocks(Dialect::Chat, EngineKind::Vllm, text.as_bytes(), 64).expect("blocks"));
         });
     }
     table(&body(&code, 230));
@@ -52,7 +52,7 @@ fn adversarial() {
     ];
     for (name, text) in cases {
         report(&format!("{name}: outline of {} KiB", text.len() / 1024), || {
-            drop(black_box(outline(Dialect::Chat, text.as_bytes())));
+            drop(black_box(outline(Dialect::Chat, EngineKind::Vllm, text.as_bytes())));
         });
     }
     let long = |middle: &str| {
@@ -61,13 +61,20 @@ fn adversarial() {
             *message = json!({"role": "assistant", "content": middle});
         }
         let body = json!({"messages": messages});
-        outline(Dialect::Chat, body.to_string().as_bytes()).expect("an outline")
+        outline(Dialect::Chat, EngineKind::Vllm, body.to_string().as_bytes()).expect("an outline")
     };
     let (one, two) = (long("x"), long("y"));
     let mut lineage = Lineage::new(LineageConfig::default());
     let program = ProgramKey::root(TenantId::default(), SessionId::new("s").expect("id"));
     let usage = Usage { input_tokens: 100_000, ..Usage::default() };
-    let ended = Ended { usage: Some(usage), tool_calls: &[], answer: None, block_size: Some(16) };
+    let ended = Ended {
+        usage: Some(usage),
+        tool_calls: &[],
+        answer: None,
+        block_size: Some(16),
+        text: None,
+        lost: false,
+    };
     let mut turn = false;
     report("a change amid 30,000 equal segments", || {
         turn = !turn;
@@ -87,7 +94,7 @@ fn body(text: &str, messages: usize) -> Value {
 }
 
 fn table(body: &Value) {
-    let outline = outline(Dialect::Chat, body.to_string().as_bytes()).expect("an outline");
+    let outline = outline(Dialect::Chat, EngineKind::Vllm, body.to_string().as_bytes()).expect("an outline");
     let mut lineage = Lineage::new(LineageConfig::default());
     let programs: Vec<ProgramKey> = (0..20_000)
         .map(|number| {
@@ -103,7 +110,14 @@ fn table(body: &Value) {
     };
     let usage =
         Usage { input_tokens: 100_000, output_tokens: 100, cached_tokens: Some(0), reasoning_tokens: None };
-    let ended = Ended { usage: Some(usage), tool_calls: &[], answer: None, block_size: Some(16) };
+    let ended = Ended {
+        usage: Some(usage),
+        tool_calls: &[],
+        answer: None,
+        block_size: Some(16),
+        text: None,
+        lost: false,
+    };
     for program in &programs {
         let arrival = lineage.arrived(program, &arriving, Time::ZERO);
         lineage.ended(arrival.ticket, &ended, Time::ZERO);

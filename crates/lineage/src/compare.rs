@@ -203,6 +203,15 @@ fn truncated(old: &[Segment], new: &[Segment]) -> bool {
     resumes(new, 1) || marked()
 }
 
+/// Whether chat templates may render the end of `old` otherwise in `new`, which goes on behind it: some leave out what
+/// the model thought before the last user's message.
+pub(crate) fn may_drop_reasoning(old: &[Segment], new: &[Segment]) -> bool {
+    let appended = new.get(old.len()..).unwrap_or_default();
+    let since = old.iter().rev().take_while(|segment| segment.kind != SegmentKind::User);
+    appended.iter().any(|segment| segment.kind == SegmentKind::User)
+        && since.into_iter().any(|segment| segment.kind == SegmentKind::Reasoning)
+}
+
 /// Bytes of the first `count` segments.
 pub(crate) fn bytes_before(segments: &[Segment], count: usize) -> u64 {
     bytes(segments.get(..count).unwrap_or(segments))

@@ -11,8 +11,12 @@
 //!   - less: the cache had lost it, nothing can be told.
 //! - The prompt's own last tokens (the template's opening of the answer) may come back otherwise, too: a turn that
 //!   reuses one block less than `fl(P)` shows that more than `P mod B` tokens at its end do not return, one
-//!   that reuses `fl(P)` that at most so many do. [`Resend::trim`] is the least number that fits all of them.
+//!   that reuses `fl(P)` that at most so many do, one that reuses more that all do. [`Resend::trim`] is the least
+//!   number that fits all of them, [`Resend::trim_max`] the largest.
+//! - A turn of which the cache was known to hold less than was expected shows nothing but what it reused.
 //! - Three-valued: [`Verdict::Unknown`] until one kind of evidence is three times the other.
+//! - Invariants: I-EVI-1 a block that the cache had lost is no evidence of how answers or prompts come back; I-EVI-2
+//!   `trim <= trim_max`: of evidence that contradicts itself only the newer is kept.
 
 /// Block size assumed where none is known: the largest in common use.
 const BLOCK_ASSUMED: u64 = 64;
@@ -52,8 +56,9 @@ pub(crate) struct Resend {
 }
 
 impl Resend {
-    /// Takes in what was reported cached for a turn that follows `before`.
-    pub(crate) fn observe(&mut self, before: Before, cached: u64, block_size: Option<u32>) {
+    /// Takes in what was reported cached for a turn that follows `before`. `cut`: the cache was known to hold less
+    /// than what was expected to repeat.
+    pub(crate) fn observe(&mut self, before: Before, cached: u64, block_size: Option<u32>, cut: bool) {
         let block = block_size.map_or(BLOCK_ASSUMED, u64::from).max(1);
         let whole = |tokens: u64| tokens / block * block;
         let (prompt, reach) = match block_size {
@@ -61,16 +66,19 @@ impl Resend {
             // Unknown block sizes floor by less than the assumed one.
             None => (before.prompt, before.reach().saturating_sub(block)),
         };
-        if cached.saturating_add(block) < prompt || reach <= prompt {
+        if cached.saturating_add(block) < prompt {
+            return;
+        }
+        if block_size.is_some() {
+            self.observe_trim(before.prompt % block, cached, prompt, cut);
+        }
+        if reach <= prompt {
             return;
         }
         if cached >= reach {
             self.same = self.same.saturating_add(1);
-        } else {
+        } else if !cut {
             self.differs = self.differs.saturating_add(1);
-            if block_size.is_some() {
-                self.observe_trim(before.prompt % block, cached, prompt, block);
-            }
         }
         if self.same.max(self.differs) >= EVIDENCE_MAX {
             self.same /= 2;
@@ -78,15 +86,20 @@ impl Resend {
         }
     }
 
-    fn observe_trim(&mut self, rest: u64, cached: u64, prompt: u64, block: u64) {
-        if cached == prompt {
-            self.trim_max = Some(self.trim_max.map_or(rest, |max| max.min(rest)));
-        } else if cached + block == prompt {
+    /// `cached` is `prompt`, the whole blocks of a prompt with `rest` tokens behind them, or one block less, or more.
+    fn observe_trim(&mut self, rest: u64, cached: u64, prompt: u64, cut: bool) {
+        if cached >= prompt {
+            let most = if cached > prompt { 0 } else { rest };
+            if most < self.trim {
+                // Contradiction: another template, or a block that the cache had lost.
+                (self.trim, self.trim_max) = (0, None);
+            }
+            self.trim_max = Some(self.trim_max.map_or(most, |max| max.min(most)));
+        } else if !cut {
             self.trim = self.trim.max(rest + 1);
-        }
-        if self.trim_max.is_some_and(|max| max < self.trim) {
-            // Contradiction: another template, or a block that the cache had lost.
-            (self.trim, self.trim_max) = (0, None);
+            if self.trim_max.is_some_and(|max| max < self.trim) {
+                (self.trim, self.trim_max) = (0, None);
+            }
         }
     }
 
@@ -104,9 +117,29 @@ impl Resend {
         }
     }
 
-    /// Tokens at the end of a prompt that do not come back.
+    /// Tokens at the end of a prompt that do not come back, at least.
     pub(crate) const fn trim(self) -> u64 {
         self.trim
+    }
+
+    /// The same, at most; `None` = nothing shows it yet.
+    pub(crate) const fn trim_max(self) -> Option<u64> {
+        self.trim_max
+    }
+
+    /// What `first` shows, and what `second` does where that says more.
+    const fn first_of(first: Self, second: Self) -> Self {
+        let shown = if first.is_empty() { second } else { first };
+        let trim = if first.trim > second.trim { first.trim } else { second.trim };
+        let trim_max = match (first.trim_max, second.trim_max) {
+            (Some(one), Some(two)) if one > two => Some(two),
+            (Some(one), _) => Some(one),
+            (None, two) => two,
+        };
+        match trim_max {
+            Some(max) if max < trim => Self { trim: first.trim, trim_max: None, ..shown },
+            _ => Self { trim, trim_max, ..shown },
+        }
     }
 }
 
@@ -121,8 +154,8 @@ impl Resends {
     /// What `first` has evidence of, and what `second` has where it has none.
     pub(crate) const fn first_of(first: &Self, second: &Self) -> Self {
         Self {
-            texts: if first.texts.is_empty() { second.texts } else { first.texts },
-            calls: if first.calls.is_empty() { second.calls } else { first.calls },
+            texts: Resend::first_of(first.texts, second.texts),
+            calls: Resend::first_of(first.calls, second.calls),
         }
     }
 
@@ -144,7 +177,7 @@ mod tests {
     fn after(reports: &[u64]) -> Resend {
         let mut resend = Resend::default();
         for cached in reports {
-            resend.observe(BEFORE, *cached, Some(16));
+            resend.observe(BEFORE, *cached, Some(16), false);
         }
         resend
     }
@@ -164,18 +197,18 @@ mod tests {
     #[test]
     fn an_answer_within_the_prompts_last_block_proves_nothing() {
         let mut resend = Resend::default();
-        resend.observe(Before { prompt: 100, answer: 12 }, 96, Some(16));
+        resend.observe(Before { prompt: 100, answer: 12 }, 96, Some(16), false);
         assert!(resend.is_empty());
-        resend.observe(Before { prompt: 100, answer: 13 }, 112, Some(16));
+        resend.observe(Before { prompt: 100, answer: 13 }, 112, Some(16), false);
         assert_eq!(resend.verdict(), Verdict::Same);
     }
 
     #[test]
     fn without_a_block_size_only_long_answers_prove_something() {
         let mut resend = Resend::default();
-        resend.observe(Before { prompt: 100, answer: 60 }, 160, None);
+        resend.observe(Before { prompt: 100, answer: 60 }, 160, None, false);
         assert!(resend.is_empty());
-        resend.observe(Before { prompt: 100, answer: 201 }, 288, None);
+        resend.observe(Before { prompt: 100, answer: 201 }, 288, None, false);
         assert_eq!(resend.verdict(), Verdict::Same);
     }
 
@@ -184,13 +217,42 @@ mod tests {
     fn the_trim_is_the_least_that_fits() {
         let mut resend = Resend::default();
         let turn = |prompt, cached, resend: &mut Resend| {
-            resend.observe(Before { prompt, answer: 100 }, cached, Some(16));
+            resend.observe(Before { prompt, answer: 100 }, cached, Some(16), false);
         };
         turn(99, 80, &mut resend);
         assert_eq!(resend.trim(), 4);
         turn(100, 96, &mut resend);
         assert_eq!(resend.trim(), 4);
+        assert_eq!(resend.trim_max(), Some(4));
+        // Contradiction: one token in the last block, and no block lost.
         turn(97, 96, &mut resend);
-        assert_eq!(resend.trim(), 0);
+        assert_eq!((resend.trim(), resend.trim_max()), (0, Some(1)));
+        // A block more than the prompt's own: all of it came back.
+        turn(97, 112, &mut resend);
+        assert_eq!((resend.trim(), resend.trim_max()), (0, Some(0)));
+    }
+
+    /// I-EVI-1: fl(100) = 96, and the cache held 80.
+    #[test]
+    fn what_the_cache_had_lost_is_no_evidence() {
+        let mut resend = Resend::default();
+        resend.observe(BEFORE, 80, Some(16), true);
+        resend.observe(BEFORE, 96, Some(16), true);
+        assert_eq!((resend.verdict(), resend.trim(), resend.trim_max()), (Verdict::Unknown, 0, Some(4)));
+        resend.observe(BEFORE, 80, Some(16), false);
+        assert_eq!((resend.verdict(), resend.trim()), (Verdict::Differs, 0));
+    }
+
+    /// I-EVI-2.
+    #[test]
+    fn evidence_of_two_is_joined_where_it_fits() {
+        let with = |trim, trim_max| Resend { trim, trim_max, ..Resend::default() };
+        let joined = |one, two| {
+            let joined = Resend::first_of(one, two);
+            (joined.trim(), joined.trim_max())
+        };
+        assert_eq!(joined(with(0, Some(9)), with(3, Some(5))), (3, Some(5)));
+        assert_eq!(joined(with(4, None), with(0, None)), (4, None));
+        assert_eq!(joined(with(0, Some(2)), with(3, Some(5))), (0, None));
     }
 }

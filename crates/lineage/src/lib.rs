@@ -20,6 +20,7 @@ mod json;
 pub mod limits;
 mod mask;
 mod outline;
+mod said;
 mod split;
 mod table;
 mod text;

@@ -12,7 +12,7 @@
 //!   I-TXT-4 the last block is left out unless it is whole.
 //! - Deliberately absent: the engines' own hashes. These blocks match nothing in engine events.
 
-use tandem_types::Dialect;
+use tandem_types::{Dialect, EngineKind};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::outline::{Builder, OutlineError, pair, walk};
@@ -21,9 +21,14 @@ use crate::outline::{Builder, OutlineError, pair, walk};
 ///
 /// # Errors
 /// [`OutlineError`] when the body is no JSON object or too large.
-pub fn text_blocks(dialect: Dialect, body: &[u8], block_bytes: usize) -> Result<Vec<u64>, OutlineError> {
+pub fn text_blocks(
+    dialect: Dialect,
+    kind: EngineKind,
+    body: &[u8],
+    block_bytes: usize,
+) -> Result<Vec<u64>, OutlineError> {
     let mut builder = Builder::text();
-    walk(dialect, body, &mut builder)?;
+    walk(dialect, kind, body, &mut builder)?;
     if block_bytes == 0 {
         return Ok(Vec::new());
     }

@@ -68,6 +68,8 @@ pub(crate) struct Setup {
     templates: Result<Templates, &'static str>,
     /// Whether vLLM moves later system messages of a Messages request into the first one.
     pub(crate) merge_inline_system: bool,
+    /// Whether SGLang leaves later system messages of Responses and Messages requests where they are.
+    pub(crate) inline_system: bool,
     /// The reasoning effort that vLLM makes of a Messages request's disabled thinking.
     pub(crate) disabled_effort: &'static str,
     /// Whether the tokenizer's special tokens are those that the configuration asks for.
@@ -136,9 +138,11 @@ impl PromptModel {
             special_tokens,
             templates,
             merge_inline_system: true,
+            inline_system: false,
             disabled_effort: "none",
         };
         setup.merge_inline_system = [false, true].iter().any(|tools| wants_system_first(&setup, *tools));
+        setup.inline_system = prints_later_systems(&setup);
         setup.disabled_effort = disabled_effort(&setup);
         Ok(Self { setup, encoder })
     }
@@ -285,6 +289,21 @@ fn wants_system_first(setup: &Setup, tools: bool) -> bool {
         object([("messages", Json::List(messages)), ("add_generation_prompt", Json::Bool(false))]);
     // vLLM's trial knows no `generation` tag.
     template.has_generation_tag() || template.render(&variables, None).is_err()
+}
+
+/// SGLang's trial of a system message in mid-conversation: it counts only where the template prints its words.
+fn prints_later_systems(setup: &Setup) -> bool {
+    const WORDS: &str = "words of a later system message";
+    // Of several named templates its trial takes none.
+    let Ok(Templates { default: Ok(template), tool_use: None }) = &setup.templates else { return false };
+    let message = |role: &str, content: &str| {
+        Json::Object(object([("role", Json::str(role)), ("content", Json::str(content))]))
+    };
+    let messages =
+        vec![message("system", "t"), message("user", "t"), message("system", WORDS), message("user", "t")];
+    let variables =
+        object([("messages", Json::List(messages)), ("add_generation_prompt", Json::Bool(false))]);
+    !template.has_generation_tag() && template.render(&variables, None).is_ok_and(|text| text.contains(WORDS))
 }
 
 /// vLLM takes `low` for disabled thinking where the template refuses `none` or takes it for another effort.

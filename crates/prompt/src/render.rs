@@ -69,8 +69,14 @@ impl PromptModel {
                 };
                 self.chat(convert(body, &self.setup)?, now)?
             }
-            (Dialect::Chat, EngineKind::Sglang) => self.chat(sglang::chat(body, &self.setup)?, now)?,
-            (_, EngineKind::Sglang) => return unsupported("this dialect on SGLang"),
+            (_, EngineKind::Sglang) => {
+                let convert = match dialect {
+                    Dialect::Chat => sglang::chat,
+                    Dialect::Responses => sglang::responses::chat,
+                    _ => sglang::messages::chat,
+                };
+                self.chat(convert(body, &self.setup)?, now)?
+            }
             (_, EngineKind::OpenAi) => return unsupported("an engine of unknown make"),
         };
         if add_special_tokens && !self.setup.special_tokens_agree {

@@ -1,10 +1,14 @@
 //! How SGLang turns a chat request into what its chat template is given.
 //!
-//! - Purpose: the same messages, tools and variables, member for member, as SGLang's validated request has.
+//! - Purpose: the same messages, tools and variables, member for member, as SGLang's validated request has. The other
+//!   dialects are converted to a chat-completions body by [`responses`] and [`messages`].
 //! - Deliberately absent: tools inside messages, a continued last message (its tokens are appended one by one),
 //!   conversation templates that SGLang has built in.
 //! - Sources: SGLang 0.5.23: `srt/entrypoints/openai/protocol.py` and `serving_chat.py`,
 //!   `srt/parser/jinja_template_utils.py`.
+
+pub(crate) mod messages;
+pub(crate) mod responses;
 
 use crate::chat::{Chat, flag, given, invalid, list, map, object, text, unsupported};
 use crate::error::RenderError;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tandem_types::FinishReason;
 
 use super::tools::Piece;
-use super::{AnswerError, Reading, error_object, has_content, word};
+use super::{AnswerError, Reading, error_object, has_content, start_of, word};
 use crate::json::{Kind, Scan, Scanner};
 use crate::limits::TOKEN_IDS_MAX;
 
@@ -38,6 +38,8 @@ struct Choice {
     finish: Option<String>,
     stop_reason: Option<String>,
     tokens: Option<Vec<u32>>,
+    text: Vec<u8>,
+    reasoned: bool,
 }
 
 /// The data of one event.
@@ -141,9 +143,12 @@ fn read_choice(reading: &mut Reading, scan: &mut Scanner<'_>, place: usize) -> S
 fn read_message(choice: &mut Choice, scan: &mut Scanner<'_>) -> Scan {
     scan.members(|scan, key| {
         match key {
-            b"content" | b"reasoning" | b"reasoning_content" | b"refusal" | b"audio" => {
-                choice.content |= has_content(scan)?;
+            b"content" => choice.content |= start_of(scan, &mut choice.text)?,
+            b"reasoning" | b"reasoning_content" => {
+                choice.reasoned |= has_content(scan)?;
+                choice.content |= choice.reasoned;
             }
+            b"refusal" | b"audio" => choice.content |= has_content(scan)?,
             b"tool_calls" => scan.items(|scan, place| {
                 let piece = read_call(scan, place)?;
                 choice.calls.push(piece);
@@ -199,6 +204,10 @@ fn apply(reading: &mut Reading, choice: Choice) {
     reading.tools.next_delta();
     for piece in choice.calls {
         reading.tools.piece(&mut reading.facts.tool_calls, index, piece);
+    }
+    if index == 0 {
+        reading.said(&choice.text);
+        reading.facts.reasoned |= choice.reasoned;
     }
     if index == 0
         && let Some(tokens) = &choice.tokens

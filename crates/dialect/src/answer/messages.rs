@@ -3,7 +3,7 @@
 use tandem_types::FinishReason;
 
 use super::tools::Piece;
-use super::{AnswerError, Reading, error_object, word};
+use super::{AnswerError, Reading, error_object, has_content, start_of, word};
 use crate::json::{Scan, Scanner};
 
 /// What one event or body holds, before its type is known.
@@ -21,12 +21,15 @@ struct Object {
 struct Block {
     kind: Option<String>,
     piece: Piece,
+    text: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
 struct End {
     stop_reason: Option<String>,
     stop_sequence: Option<String>,
+    text: Vec<u8>,
+    reasoned: bool,
 }
 
 /// The data of one event.
@@ -43,7 +46,11 @@ pub(super) fn event(reading: &mut Reading, data: &[u8]) {
                 apply_block(reading, block);
             }
         }
-        Some("content_block_delta") => reading.facts.first_content = true,
+        Some("content_block_delta") => {
+            reading.facts.first_content = true;
+            reading.facts.reasoned |= object.end.reasoned;
+            reading.said(&object.end.text);
+        }
         Some("message_delta") => apply_end(reading, object.end),
         Some("message_stop") => reading.facts.complete = true,
         Some("error") => reading.fail(object.error.unwrap_or_default()),
@@ -117,6 +124,9 @@ fn block(scan: &mut Scanner<'_>) -> Scan<Block> {
             b"type" => block.kind = word(scan)?,
             b"id" => block.piece.id = word(scan)?,
             b"name" => block.piece.name = word(scan)?,
+            b"text" => {
+                start_of(scan, &mut block.text)?;
+            }
             _ => scan.skip()?,
         }
         Ok(())
@@ -130,6 +140,10 @@ fn end(scan: &mut Scanner<'_>) -> Scan<End> {
         match key {
             b"stop_reason" => end.stop_reason = word(scan)?,
             b"stop_sequence" => end.stop_sequence = word(scan)?,
+            b"text" => {
+                start_of(scan, &mut end.text)?;
+            }
+            b"thinking" => end.reasoned |= has_content(scan)?,
             _ => scan.skip()?,
         }
         Ok(())
@@ -138,6 +152,11 @@ fn end(scan: &mut Scanner<'_>) -> Scan<End> {
 }
 
 fn apply_block(reading: &mut Reading, block: Block) {
+    match block.kind.as_deref() {
+        Some("text") => reading.said(&block.text),
+        Some("thinking" | "redacted_thinking") => reading.facts.reasoned = true,
+        _ => {}
+    }
     // Server-side tools (`server_tool_use`) run inside the answer: no tool boundary.
     if block.kind.as_deref() == Some("tool_use") {
         reading.facts.first_content = true;

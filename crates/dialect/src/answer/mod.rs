@@ -28,7 +28,7 @@ use tandem_types::{Dialect, FinishReason, ToolCall, Usage};
 pub use observer::{StreamObserver, UsageFilter};
 
 use crate::json::{Kind, Scan, Scanner};
-use crate::limits::{CHOICES_MAX, TOKEN_IDS_MAX};
+use crate::limits::{ANSWER_START_MAX, CHOICES_MAX, TOKEN_IDS_MAX};
 use crate::usage::UsageCounts;
 use tools::ToolTracker;
 
@@ -80,6 +80,10 @@ pub struct AnswerFacts {
     pub prompt_token_ids: Option<Vec<u32>>,
     /// Generated token ids of choice 0, where the client asked for them.
     pub output_token_ids: Vec<u32>,
+    /// How the text of choice 0 begins, unescaped: at most [`ANSWER_START_MAX`] bytes. Empty for completions.
+    pub text_start: Vec<u8>,
+    /// Reasoning was seen beside the text.
+    pub reasoned: bool,
     /// Events that were too large to read.
     pub oversized_events: u64,
 }
@@ -215,6 +219,26 @@ impl Reading {
             kept.extend_from_slice(tokens);
         }
     }
+}
+
+impl Reading {
+    /// The answer's text goes on with this.
+    fn said(&mut self, text: &[u8]) {
+        let kept = &mut self.facts.text_start;
+        let room = ANSWER_START_MAX.saturating_sub(kept.len());
+        kept.extend_from_slice(text.get(..room).unwrap_or(text));
+    }
+}
+
+/// Reads a text and keeps how it begins; what is no text is skipped. Whether there was anything in it.
+fn start_of(scan: &mut Scanner<'_>, start: &mut Vec<u8>) -> Scan<bool> {
+    if scan.peek()? != Kind::Text {
+        return has_content(scan);
+    }
+    let text = scan.text()?;
+    let room = ANSWER_START_MAX.saturating_sub(start.len());
+    start.extend_from_slice(text.get(..room).unwrap_or(&text));
+    Ok(!text.is_empty())
 }
 
 /// Longest word or id kept of an answer, in bytes.

@@ -3,7 +3,7 @@
 use tandem_types::FinishReason;
 
 use super::tools::Piece;
-use super::{AnswerError, Reading, error_object, word};
+use super::{AnswerError, Reading, error_object, start_of, word};
 use crate::json::{Kind, Scan, Scanner};
 
 /// What one event holds, before its type is known.
@@ -15,6 +15,7 @@ struct Event {
     output_index: u64,
     error: Option<AnswerError>,
     code: Option<String>,
+    delta: Vec<u8>,
 }
 
 /// A response object. Its id, model and usage go straight to the facts.
@@ -25,12 +26,16 @@ struct Response {
     error: Option<AnswerError>,
     items: Vec<(u64, Piece)>,
     output: bool,
+    text: Vec<u8>,
+    reasoned: bool,
 }
 
 #[derive(Debug, Default)]
 struct Item {
     call: bool,
+    reasoned: bool,
     piece: Piece,
+    text: Vec<u8>,
 }
 
 /// The data of one event.
@@ -46,7 +51,8 @@ pub(super) fn event(reading: &mut Reading, data: &[u8]) {
     }
     match event.kind.as_deref().unwrap_or_default() {
         kind @ ("response.output_item.added" | "response.output_item.done") => {
-            if let Some(Item { call: true, piece }) = event.item {
+            reading.facts.reasoned |= event.item.as_ref().is_some_and(|item| item.reasoned);
+            if let Some(Item { call: true, piece, .. }) = event.item {
                 reading.facts.first_content = true;
                 let done = kind.ends_with(".done");
                 reading.tools.item(&mut reading.facts.tool_calls, event.output_index, piece, done);
@@ -62,7 +68,13 @@ pub(super) fn event(reading: &mut Reading, data: &[u8]) {
             let bare = AnswerError { kind: None, code: event.code };
             reading.fail(event.error.unwrap_or(bare));
         }
-        kind if kind.ends_with(".delta") => reading.facts.first_content = true,
+        kind if kind.ends_with(".delta") => {
+            reading.facts.first_content = true;
+            reading.facts.reasoned |= kind.contains("reasoning");
+            if kind == "response.output_text.delta" {
+                reading.said(&event.delta);
+            }
+        }
         _ => {}
     }
 }
@@ -91,6 +103,9 @@ fn read(reading: &mut Reading, event: &mut Event, scan: &mut Scanner<'_>, key: &
         b"type" => event.kind = word(scan)?,
         b"response" => event.response = Some(read_response(reading, scan)?),
         b"item" => event.item = Some(read_item(scan)?),
+        b"delta" => {
+            start_of(scan, &mut event.delta)?;
+        }
         b"output_index" => event.output_index = scan.unsigned()?.unwrap_or(0),
         b"sequence_number" => {
             if let Some(number) = scan.unsigned()? {
@@ -121,6 +136,8 @@ fn read_response(reading: &mut Reading, scan: &mut Scanner<'_>) -> Scan<Response
                 response.output = scan.peek()? == Kind::Array;
                 scan.items(|scan, place| {
                     let item = read_item(scan)?;
+                    response.reasoned |= item.reasoned;
+                    response.text.extend(item.text);
                     if item.call {
                         response.items.push((u64::try_from(place).unwrap_or(u64::MAX), item.piece));
                     }
@@ -139,7 +156,19 @@ fn read_item(scan: &mut Scanner<'_>) -> Scan<Item> {
     let mut id = None;
     scan.members(|scan, key| {
         match key {
-            b"type" => item.call = scan.text_or_skip()?.is_some_and(|kind| is_call(&kind)),
+            b"type" => {
+                let kind = scan.text_or_skip()?;
+                item.call = kind.as_deref().is_some_and(is_call);
+                item.reasoned = kind.as_deref() == Some(b"reasoning");
+            }
+            b"content" => scan.items(|scan, _| {
+                scan.members(|scan, key| {
+                    if key == b"text" {
+                        return start_of(scan, &mut item.text).map(|_| ());
+                    }
+                    scan.skip()
+                })
+            })?,
             b"call_id" => item.piece.id = word(scan)?,
             b"id" => id = word(scan)?,
             b"name" => item.piece.name = word(scan)?,
@@ -165,6 +194,10 @@ fn is_call(kind: &[u8]) -> bool {
 }
 
 fn finish(reading: &mut Reading, response: Response) {
+    reading.facts.reasoned |= response.reasoned;
+    if reading.facts.text_start.is_empty() && !response.reasoned {
+        reading.said(&response.text);
+    }
     // The list at the end repeats items that came as events, in some engines under other ids.
     if reading.tools.count() == 0 {
         for (place, piece) in response.items {

@@ -154,3 +154,27 @@ fn what_cannot_be_read_gives_no_complete_answer() {
     }
     assert_eq!(observe_body(Chat, b"\xff\xfe"), AnswerFacts::default());
 }
+
+/// How captured answers begin, which kinds of them reason, and of which choice it is.
+#[test]
+fn the_beginning_of_the_text_is_kept() {
+    let start = |dialect, body: &[u8]| {
+        let facts = observe_body(dialect, body);
+        (String::from_utf8(facts.text_start).expect("utf-8"), facts.reasoned)
+    };
+    let said = |text: &str| (text.to_owned(), false);
+    let chat = include_bytes!("../fixtures/vllm/chat-2-repeat-other-session.json");
+    assert_eq!(start(Chat, chat), said(&"\n".repeat(8)));
+    let messages = include_bytes!("../fixtures/vllm/messages-2.json");
+    assert_eq!(start(Messages, messages), said("             \u{1e}Deleageirabel"));
+    let responses = include_bytes!("../fixtures/vllm/responses-1.json");
+    let first = "uchareturnALDelegustusinguldTable filenames representationiseigm";
+    assert_eq!(start(Responses, responses), said(first));
+    let thought =
+        br#"{"type":"message","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"so"}]}"#;
+    assert_eq!(start(Messages, thought), ("so".to_owned(), true));
+    let thought = br#"{"status":"completed","output":[{"type":"reasoning","content":[{"text":"hm"}]},{"type":"message","content":[{"text":"so"}]}]}"#;
+    assert!(start(Responses, thought).1);
+    let two = br#"{"choices":[{"index":1,"message":{"content":"two"}},{"index":0,"message":{"content":"one","reasoning":null}}]}"#;
+    assert_eq!(start(Chat, two), said("one"));
+}

@@ -72,6 +72,7 @@ fn a_chat_stream_of_vllm() {
         model: Some("tiny".to_owned()),
         complete: true,
         first_content: true,
+        text_start: b"\n\n\n\n".to_vec(),
         ..AnswerFacts::default()
     };
     assert_eq!(facts, want);
@@ -498,4 +499,22 @@ proptest! {
             prop_assert_eq!(&cut, &whole);
         }
     }
+}
+
+/// How an answer begins, as the captured streams have it, however they are cut.
+#[test]
+fn the_beginning_of_the_text_is_kept() {
+    for (dialect, stream, start) in [
+        (Chat, VLLM_CHAT, "\n\n\n\n"),
+        (Messages, VLLM_MESSAGES, "lataitinglass"),
+        (Responses, VLLM_RESPONSES, "Reser44lassAdd"),
+    ] {
+        let whole = facts(dialect, stream);
+        assert_eq!((String::from_utf8_lossy(&whole.text_start).as_ref(), whole.reasoned), (start, false));
+        let (_, pieces) = observe_pieces(StreamObserver::new(dialect, Keep), stream.chunks(7));
+        assert_eq!(pieces.text_start, whole.text_start);
+    }
+    assert!(facts(Chat, REASONING).reasoned);
+    let long = format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{}\"}}}}]}}\n\n", "ab".repeat(40));
+    assert_eq!(facts(Chat, long.as_bytes()).text_start, "ab".repeat(32).as_bytes());
 }

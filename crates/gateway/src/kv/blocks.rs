@@ -161,15 +161,27 @@ pub(crate) async fn find(kv: &Arc<Kv>, query: &Query<'_>) -> Found {
 #[derive(Debug, Clone)]
 pub(crate) struct Seek {
     pub(crate) chain: PromptChain,
-    /// Leading tokens of the prompt that are known to be in the chain, where the chain may go on with others.
-    pub(crate) reach: Option<u64>,
+    /// How much of the prompt the chain is, where the chain may go on with other tokens; `None` = the chain is the
+    /// prompt's own.
+    pub(crate) reach: Option<Reach>,
+}
+
+/// Leading tokens of a prompt that are in a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reach {
+    /// What is reckoned with.
+    pub(crate) tokens: u64,
+    /// At least.
+    pub(crate) low: u64,
+    /// At most; `u64::MAX` = not known.
+    pub(crate) high: u64,
 }
 
 /// Looks a prompt up.
 pub(crate) fn seek(kv: &Kv, seek: &Seek) -> PrefixMatch {
     let prefix = kv.reader.find(&seek.chain, kv.clock.now());
     match seek.reach {
-        Some(reach) => clip(prefix, reach),
+        Some(reach) => clip(prefix, reach.tokens),
         None => prefix,
     }
 }
@@ -291,19 +303,23 @@ fn lineage(kv: &Kv, query: &Query<'_>, arrival: Option<&Arrival>) -> Result<Line
         Basis::Estimated | Basis::Prompt => false,
         Basis::PromptAndAnswer | Basis::Tokens => true,
     };
-    let source = arrival.forked_from.as_ref().unwrap_or(program);
+    let source = arrival.alike.as_ref().unwrap_or(program);
     let chain = kv.reader.session_path(source).ok_or("no_path")?;
     // An engine that does not echo sessions leaves the path as it was told last.
     let block = u64::from(chain.block_sizes().max().unwrap_or(0));
     let whole = (chain.tokens() as u64).saturating_add(block) >= expected.tokens;
-    Ok(Lineage { seek: Seek { chain, reach: Some(expected.tokens) }, exact: sure && whole })
+    // Whatever of the answer comes back: the number of blocks is the same.
+    let same_blocks = expected.low.checked_div(block) == expected.high.checked_div(block);
+    let reach = Reach { tokens: expected.tokens, low: expected.low, high: expected.high };
+    Ok(Lineage { seek: Seek { chain, reach: Some(reach) }, exact: (sure || same_blocks) && whole })
 }
 
 /// A session's first prompt here, where engines' events name the session already: it is older than this process, and
 /// most harnesses send back all that was said.
 fn earlier(kv: &Kv, program: &ProgramKey) -> Result<Lineage, Refused> {
     let chain = kv.reader.session_path(program).ok_or("first_turn")?;
-    Ok(Lineage { seek: Seek { chain, reach: None }, exact: false })
+    let reach = Reach { tokens: u64::MAX, low: 0, high: u64::MAX };
+    Ok(Lineage { seek: Seek { chain, reach: Some(reach) }, exact: false })
 }
 
 async fn engine(kv: &Arc<Kv>, query: &Query<'_>, found: &mut Found) -> Result<(), Refused> {
@@ -341,9 +357,10 @@ async fn engine(kv: &Arc<Kv>, query: &Query<'_>, found: &mut Found) -> Result<()
 
 async fn text(kv: &Arc<Kv>, query: &Query<'_>, found: &mut Found) -> Result<(), Refused> {
     let (dialect, body) = (query.dialect, query.body.clone());
+    let (kind, _) = served(kv, query.model);
     let own = namespace(query.model, query.salt.as_deref());
     let hashes = aside(query.body.len(), move || {
-        let mut hashes = text_blocks(dialect, &body, TEXT_BLOCK_BYTES).map_err(|_| "unreadable")?;
+        let mut hashes = text_blocks(dialect, kind, &body, TEXT_BLOCK_BYTES).map_err(|_| "unreadable")?;
         hashes.iter_mut().for_each(|hash| *hash ^= own);
         Ok::<_, Refused>(hashes)
     })
@@ -380,7 +397,9 @@ async fn chain(
 async fn arrive(kv: &Arc<Kv>, query: &Query<'_>, tokens: Option<&Arc<[u32]>>) -> Option<Arrival> {
     let program = query.program?;
     let (dialect, body) = (query.dialect, query.body.clone());
-    let outline: Outline = aside(query.body.len(), move || outline(dialect, &body).ok()).await.ok()??;
+    let (kind, _) = served(kv, query.model);
+    let outline: Outline =
+        aside(query.body.len(), move || outline(dialect, kind, &body).ok()).await.ok()??;
     let arriving = Arriving {
         outline: &outline,
         tokens,
@@ -399,7 +418,8 @@ pub(crate) async fn infer(
     body: &Bytes,
 ) -> Option<ProgramKey> {
     let read = body.clone();
-    let outline: Outline = aside(body.len(), move || outline(dialect, &read).ok()).await.ok()??;
+    let (kind, _) = served(kv, None);
+    let outline: Outline = aside(body.len(), move || outline(dialect, kind, &read).ok()).await.ok()??;
     let inferred = kv.lineage().identify(tenant, &outline, kv.clock.now())?;
     Some(inferred.program)
 }

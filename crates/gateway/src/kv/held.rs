@@ -1,7 +1,8 @@
 //! Turns that wait for a worker are looked up again while the caches change.
 //!
-//! - A turn is looked up again only while it waits, at most once a round, and the scheduler is told only what changed.
-//! - A round looks up a bounded number of turns, those that came first: they are placed first.
+//! - Invariants: I-KVH-1 a turn is looked up again only while it waits, at most once a round, and the scheduler is told
+//!   only what changed; I-KVH-2 a round looks up a bounded number of turns, those that came first: they are placed
+//!   first.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,16 +40,22 @@ impl Held {
         self.lock().remove(&turn);
     }
 
-    fn round(&self) -> Vec<(TurnId, Seek, PrefixMatch)> {
+    /// The turns of a round.
+    fn round(&self) -> Vec<(TurnId, Seek)> {
         let waiting = self.lock();
-        let first = waiting.iter().take(LOOKS_MAX);
-        first.map(|(turn, (seek, found))| (*turn, seek.clone(), found.clone())).collect()
+        waiting.iter().take(LOOKS_MAX).map(|(turn, (seek, _))| (*turn, seek.clone())).collect()
     }
 
-    fn found(&self, turn: TurnId, prefix: &PrefixMatch) {
-        if let Some((_, found)) = self.lock().get_mut(&turn) {
-            found.clone_from(prefix);
+    /// Whether what was found now of a turn is new to the scheduler: it waits still, and it was told otherwise.
+    fn is_news(&self, turn: TurnId, prefix: &PrefixMatch) -> bool {
+        let mut waiting = self.lock();
+        let Some((_, told)) = waiting.get_mut(&turn) else { return false };
+        let same =
+            (&prefix.workers, &prefix.shared, &prefix.blind) == (&told.workers, &told.shared, &told.blind);
+        if !same {
+            told.clone_from(prefix);
         }
+        !same
     }
 }
 
@@ -59,17 +66,72 @@ pub(crate) async fn rounds(app: Arc<App>) {
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         rounds.tick().await;
-        for (turn, seek, before) in kv.held.round() {
+        for (turn, seek) in kv.held.round() {
             let prefix = blocks::seek(&kv, &seek);
-            if (&prefix.workers, &prefix.shared, &prefix.blind)
-                == (&before.workers, &before.shared, &before.blind)
-            {
-                continue;
+            if kv.held.is_news(turn, &prefix) {
+                app.metrics.inc(Family::KvRelooks, &[("cause", "held")]);
+                app.owner.tell(Input::PrefixFound { turn, prefix });
             }
-            kv.held.found(turn, &prefix);
-            app.metrics.inc(Family::KvRelooks, &[("cause", "held")]);
-            app.owner.tell(Input::PrefixFound { turn, prefix });
             tokio::task::consume_budget().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_kvplane::{Plane, PlaneConfig};
+    use tandem_types::{EngineId, MatchSource, WorkerId, WorkerPrefix};
+
+    use super::*;
+
+    fn nothing_to_seek() -> Seek {
+        Seek {
+            chain: Plane::new(PlaneConfig::default()).reader().chain(&[1, 2, 3], None, None, None),
+            reach: None,
+        }
+    }
+
+    fn found(device: u32) -> PrefixMatch {
+        let worker = WorkerId { engine: EngineId(1), rank: 0 };
+        let held = WorkerPrefix { worker, device, host: device, disk: device, source: MatchSource::Exact };
+        PrefixMatch { block_size: 16, blocks: 9, workers: vec![held], ..PrefixMatch::unknown() }
+    }
+
+    /// I-KVH-1.
+    #[test]
+    fn only_changes_of_turns_that_wait_are_told() {
+        let held = Held::default();
+        let (one, two) = (TurnId(1), TurnId(2));
+        held.waits(one, nothing_to_seek(), found(3));
+        assert!(!held.is_news(one, &found(3)));
+        assert!(held.is_news(one, &found(4)));
+        assert!(!held.is_news(one, &found(4)));
+        assert!(!held.is_news(two, &found(4)));
+        held.leaves(one);
+        assert!(!held.is_news(one, &found(5)));
+        assert!(held.round().is_empty());
+    }
+
+    /// A worker of which nothing is known any more is a change, too.
+    #[test]
+    fn a_new_blind_spot_is_told() {
+        let held = Held::default();
+        held.waits(TurnId(1), nothing_to_seek(), found(3));
+        let mut blind = found(3);
+        blind.blind.push(WorkerId { engine: EngineId(2), rank: 0 });
+        assert!(held.is_news(TurnId(1), &blind));
+    }
+
+    /// I-KVH-2.
+    #[test]
+    fn a_round_takes_those_that_came_first() {
+        let held = Held::default();
+        for turn in (0..LOOKS_MAX as u64 + 40).rev() {
+            held.waits(TurnId(turn), nothing_to_seek(), found(0));
+        }
+        let turns: Vec<u64> = held.round().into_iter().map(|(turn, _)| turn.0).collect();
+        assert_eq!(turns, (0..LOOKS_MAX as u64).collect::<Vec<_>>());
+        held.leaves(TurnId(0));
+        assert_eq!(held.round().last().map(|(turn, _)| turn.0), Some(LOOKS_MAX as u64));
     }
 }

@@ -3,10 +3,12 @@
 //!
 //! - Purpose: the exact token ids of a prompt before any engine has seen it, for the price of its new tail.
 //! - Inputs: request bodies as engines will get them; the engines' own counts afterwards. Output: [`Tokens`].
-//! - Tokenizing never runs on a thread that serves connections, and never on more threads than configured.
-//! - A call waits no longer than the configured time: what is then still under way ends by itself and is remembered.
-//! - What is remembered is bounded in bytes, the longest unused goes first.
-//! - A tokenizer whose count differs from the engine's so many times in a row is not asked again.
+//! - Tokenizing never runs on a thread that serves connections.
+//! - Invariants: I-KVL-1 never more prompts are tokenized at once than configured; I-KVL-2 a call waits no longer
+//!   than the configured time, and what is then still under way ends by itself and is remembered; I-KVL-3 what is
+//!   remembered is bounded in bytes, the longest unused goes first; I-KVL-4 a tokenizer whose count differs from the
+//!   engine's so many times in a row is not asked again; I-KVL-5 a prompt has the same ids and the same chain whether
+//!   or not an earlier one of its session is remembered.
 //! - Deliberately absent: rendering and tokenizing themselves (the prompt crate).
 
 use std::collections::BTreeMap;
@@ -242,5 +244,171 @@ impl Memos {
         let Some((used, kept)) = self.kept.remove(program) else { return };
         self.by_use.remove(&used);
         self.bytes = self.bytes.saturating_sub(kept.bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tandem_kvplane::{Plane, PlaneConfig};
+    use tandem_types::{SessionId, TenantId};
+
+    use super::*;
+
+    fn program(name: &str) -> ProgramKey {
+        ProgramKey::root(TenantId::default(), SessionId::new(name).unwrap())
+    }
+
+    fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../prompt/tests/fixtures/model")
+    }
+
+    fn settings(model: &str) -> KvSettings {
+        KvSettings {
+            events: true,
+            sources: Vec::new(),
+            tokenizers: BTreeMap::from([(model.to_owned(), folder())]),
+            tokenizer_threads: 1,
+            tokenizer_timeout: Duration::from_secs(60),
+            tokenizer_faults: 3,
+            engine_lookups: 1,
+            engine_timeout: Duration::from_secs(1),
+            tell_sessions: true,
+            predict: Duration::from_secs(10),
+            memory: 1 << 20,
+            store: None,
+            uses: Vec::new(),
+        }
+    }
+
+    struct Bench {
+        metrics: Metrics,
+        tokenizers: Tokenizers,
+        plane: Plane,
+    }
+
+    async fn bench(settings: &KvSettings) -> Bench {
+        let metrics = Metrics::new().unwrap();
+        let tokenizers = Tokenizers::load(settings, &metrics).await.unwrap();
+        Bench { metrics, tokenizers, plane: Plane::new(PlaneConfig::default()) }
+    }
+
+    /// A chat whose system prompt has so many words.
+    fn chat(words: usize, tail: &str) -> Bytes {
+        let system = "word ".repeat(words);
+        format!(
+            r#"{{"model":"tiny","messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":"{tail}"}}]}}"#
+        )
+        .into()
+    }
+
+    impl Bench {
+        async fn ask(&self, session: Option<&ProgramKey>, body: &Bytes) -> Result<Tokens, Refused> {
+            let reader = self.plane.reader();
+            let ask = Ask {
+                dialect: Dialect::Chat,
+                kind: EngineKind::Vllm,
+                model: Some("tiny"),
+                body,
+                program: session,
+                lora: None,
+                salt: None,
+                reader: &reader,
+            };
+            self.tokenizers.tokens(ask).await
+        }
+    }
+
+    /// I-KVL-1, I-KVL-2: the one thread is taken, so that the call waits in vain, and nothing runs beside it.
+    #[tokio::test]
+    async fn a_call_waits_for_a_thread_and_not_for_ever() {
+        let bench = bench(&KvSettings { tokenizer_timeout: Duration::ZERO, ..settings("*") }).await;
+        let taken = Arc::clone(&bench.tokenizers.threads).acquire_owned().await.unwrap();
+        assert_eq!(bench.ask(None, &chat(1, "hi")).await.err(), Some("timeout"));
+        assert_eq!(bench.tokenizers.threads.available_permits(), 0);
+        drop(taken);
+        assert_eq!(bench.tokenizers.threads.available_permits(), 1);
+    }
+
+    /// I-KVL-2: nobody waits for it any more, and it is remembered all the same.
+    #[tokio::test]
+    async fn what_came_too_late_is_remembered() {
+        let bench = bench(&KvSettings { tokenizer_timeout: Duration::ZERO, ..settings("*") }).await;
+        let session = program("late");
+        assert_eq!(bench.ask(Some(&session), &chat(2000, "hi")).await.err(), Some("timeout"));
+        // The thread is given back when all is done.
+        let _done = bench.tokenizers.threads.acquire().await.unwrap();
+        assert!(bench.tokenizers.bytes() > 10_000, "{}", bench.tokenizers.bytes());
+        bench.tokenizers.forget(&session);
+        assert_eq!(bench.tokenizers.bytes(), 0);
+    }
+
+    /// I-KVL-3: room for two of three equal memos.
+    #[tokio::test]
+    async fn the_memo_that_was_unused_longest_goes_first() {
+        let bench = bench(&settings("*")).await;
+        let tokens = bench.ask(Some(&program("seed")), &chat(100, "hi")).await.unwrap();
+        let kept = lock(&bench.tokenizers.memos).get(&program("seed")).unwrap();
+        assert_eq!(kept.chain.tokens(), tokens.ids.len());
+        let one = kept.bytes();
+        let mut memos = Memos::new(one * 2 + one / 2);
+        let [a, b, c] = ["a", "b", "c"].map(program);
+        memos.put(a.clone(), kept.clone());
+        memos.put(b.clone(), kept.clone());
+        assert!(memos.get(&a).is_some());
+        memos.put(c.clone(), kept.clone());
+        assert_eq!([&a, &b, &c].map(|key| memos.get(key).is_some()), [true, false, true]);
+        assert_eq!((memos.bytes, memos.kept.len(), memos.by_use.len()), (one * 2, 2, 2));
+        // Put again it counts once; one that is larger than all the room is not kept, and takes no other with it twice.
+        memos.put(a.clone(), kept.clone());
+        assert_eq!(memos.bytes, one * 2);
+        let mut narrow = Memos::new(one - 1);
+        narrow.put(a, kept);
+        assert_eq!((narrow.bytes, narrow.kept.len(), narrow.by_use.len()), (0, 0, 0));
+    }
+
+    /// I-KVL-4: three differences in a row, not three in all.
+    #[tokio::test]
+    async fn a_tokenizer_that_is_wrong_too_often_is_switched_off() {
+        let bench = bench(&settings("tiny")).await;
+        let model = bench.ask(None, &chat(1, "hi")).await.unwrap().model;
+        for (ours, engine) in [(5, 6), (5, 6), (5, 5), (5, 4), (5, 4)] {
+            bench.tokenizers.counted(&model, ours, engine);
+        }
+        assert!(bench.ask(None, &chat(1, "hi")).await.is_ok());
+        assert!(bench.metrics.render().contains("tandem_kv_tokenizer_used{tokenizer=\"tiny\"} 1"));
+        bench.tokenizers.counted(&model, 5, 4);
+        assert_eq!(bench.ask(None, &chat(1, "hi")).await.err(), Some("switched_off"));
+        assert!(bench.metrics.render().contains("tandem_kv_tokenizer_used{tokenizer=\"tiny\"} 0"));
+    }
+
+    /// I-KVL-5.
+    #[tokio::test]
+    async fn a_memo_changes_no_token() {
+        let bench = bench(&settings("*")).await;
+        let session = program("grows");
+        bench.ask(Some(&session), &chat(300, "hi")).await.unwrap();
+        let longer = chat(300, "hi and more words");
+        let (with, without) =
+            (bench.ask(Some(&session), &longer).await.unwrap(), bench.ask(None, &longer).await.unwrap());
+        assert_eq!(with.ids, without.ids);
+        assert_eq!(format!("{:?}", with.chain), format!("{:?}", without.chain));
+    }
+
+    #[tokio::test]
+    async fn a_model_without_a_tokenizer_of_its_own_has_that_of_all() {
+        let only = bench(&settings("other")).await;
+        assert_eq!(only.ask(None, &chat(1, "hi")).await.err(), Some("no_tokenizer"));
+        let all = bench(&settings("*")).await;
+        assert_eq!(all.ask(None, &chat(1, "hi")).await.unwrap().model.name, "*");
+    }
+
+    #[tokio::test]
+    async fn a_folder_without_a_tokenizer_is_named() {
+        let mut bad = settings("tiny");
+        bad.tokenizers.insert("tiny".to_owned(), PathBuf::from("nowhere"));
+        let error = Tokenizers::load(&bad, &Metrics::new().unwrap()).await.err().unwrap();
+        assert!(error.to_string().starts_with("tokenizer for \"tiny\" (nowhere): "), "{error}");
     }
 }

@@ -105,14 +105,15 @@ fn respond_with(mut turn: Turn, call: Arc<Call>, obtained: Obtained) -> Response
 fn explained(turn: &Turn) -> HeaderMap {
     let (story, kv) = (&turn.story, &turn.story.kv);
     let decision = story.decision.as_ref();
-    let promised = kv.promise.and_then(|promise| promise.tokens);
-    let values: [(&'static str, Option<String>); 6] = [
+    let promised = kv.promise.and_then(|promise| Some((promise.tokens?, promise.claim)));
+    let values: [(&'static str, Option<String>); 7] = [
         ("x-tandem-request-id", Some(story.request_id.to_string())),
         ("x-tandem-worker", story.worker.map(|worker| worker.to_string())),
         ("x-tandem-route-reason", decision.map(|decision| decision.reason.clone())),
         ("x-tandem-prompt-source", Some(kv.found.source.word().to_owned())),
         ("x-tandem-prompt-tokens", kv.found.exact_tokens().map(|tokens| tokens.to_string())),
-        ("x-tandem-predicted-cached-tokens", promised.map(|tokens| tokens.to_string())),
+        ("x-tandem-predicted-cached-tokens", promised.map(|(tokens, _)| tokens.to_string())),
+        ("x-tandem-prediction", promised.map(|(_, claim)| claim.word().to_owned())),
     ];
     let header = |(name, value): (&'static str, Option<String>)| {
         Some((HeaderName::from_static(name), HeaderValue::try_from(value?).ok()?))

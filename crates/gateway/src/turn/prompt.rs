@@ -4,25 +4,54 @@
 //! - A dispatch counts as cached from before its bytes leave until the next dispatch, a failure before the first byte,
 //!   or the end.
 //! - Each arrival that lineage was told of ends or is withdrawn.
+//! - I-PMT-1 a promise is called exact only where its number follows from what is known: the prompt's own tokens, or
+//!   bounds of how much of it repeats that end in one block, and events that tell what the engine holds. It is called
+//!   approximate where the bounds are one block apart. I-PMT-2 hashes of the text promise nothing of what the engine
+//!   has but never saw here: what they do not find is not known, not absent.
 
 use std::sync::Arc;
 
 use tandem_dialect::AnswerFacts;
-use tandem_kvplane::{Dispatched, Relation as Told};
+use tandem_kvplane::{Dispatched, Knowledge, Relation as Told};
 use tandem_lineage::{Basis, Cause, Ended, Relation, Split, SplitInput, ToolsChange, split};
 use tandem_trace::record::{DivergenceRecord, PrefixEvent, SplitRecord};
-use tandem_types::{PrefixMatch, ProgramKey, Time, TurnId, Usage, WorkerId};
+use tandem_types::{MatchSource, PrefixMatch, ProgramKey, Time, TurnId, Usage, WorkerId};
 
-use crate::kv::blocks::{Found, Source, seek};
+use crate::kv::blocks::{Found, Seek, Source, seek};
 use crate::kv::{Kv, News};
 use crate::metrics::{Family, Metrics};
 
+/// How sure a promise is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// So many tokens and no other number.
+    Exact,
+    /// That or one block more or less.
+    Approximate,
+    /// The likeliest number.
+    Estimated,
+}
+
+impl Claim {
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Approximate => "approximate",
+            Self::Estimated => "estimated",
+        }
+    }
+}
+
 /// What was promised of a dispatch.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) worker: WorkerId,
     /// Prompt tokens that the worker is expected to reuse; `None` = nothing is known of it.
     pub(crate) tokens: Option<u64>,
+    /// How sure that is.
+    pub(crate) claim: Claim,
+    /// The worker is known to have lost a part of what was to repeat.
+    lost: bool,
     /// Of these, in its own tiers.
     own: Option<u64>,
     /// All of them, where there is a shared store.
@@ -95,7 +124,7 @@ impl TurnPrompt {
         self.withdraw();
         let Some(kv) = &self.kv else { return };
         let Some(wanted) = &self.found.seek else {
-            self.promise = Some(Promise { worker, tokens: None, own: None, shared: None, elsewhere: None });
+            self.promise = Some(Promise::nothing(worker));
             return;
         };
         let prefix = seek(kv, wanted);
@@ -103,7 +132,9 @@ impl TurnPrompt {
             kv.metrics().inc(Family::KvRelooks, &[("cause", "dispatch")]);
         }
         self.found.prefix = prefix;
-        self.promise = Some(promise(&self.found.prefix, worker));
+        let exact = self.found.source != Source::Text && kv.reader.knowledge(worker) == Knowledge::Exact;
+        let promise = promise(&self.found.prefix, worker, wanted, exact);
+        self.promise = Some(if self.found.source == Source::Text { of_text(promise) } else { promise });
         self.dispatched = kv.reader.dispatched(worker, &wanted.chain, now);
         let outcome = if self.dispatched.is_some() { "predicted" } else { "refused" };
         kv.metrics().inc(Family::KvDispatches, &[("outcome", outcome)]);
@@ -169,7 +200,13 @@ impl TurnPrompt {
                     let answer: Option<Arc<[u32]>> = (!ids.is_empty()).then(|| Arc::from(ids.as_slice()));
                     let block_size = Some(self.found.prefix.block_size).filter(|size| *size > 0);
                     let (tool_calls, answer) = (&*facts.tool_calls, answer.as_ref());
-                    lineage.ended(arrival.ticket, &Ended { usage, tool_calls, answer, block_size }, now);
+                    let low = u64::from(block_size.unwrap_or(1));
+                    let low = arrival.expected.low / low * low;
+                    let less = |promise: Promise| promise.lost || promise.own.is_some_and(|own| own < low);
+                    let lost = self.promise.is_some_and(less);
+                    let text = (!facts.reasoned).then_some(&*facts.text_start);
+                    let ended = Ended { usage, tool_calls, answer, block_size, text, lost };
+                    lineage.ended(arrival.ticket, &ended, now);
                 }
                 None => lineage.withdrawn(arrival.ticket),
             }
@@ -186,8 +223,12 @@ impl TurnPrompt {
         let cached = usage.cached_tokens?;
         let arrival = self.found.arrival.as_ref()?;
         let expected = arrival.expected;
-        let repeated = (expected.basis != Basis::Nothing || arrival.relation == Relation::First)
-            .then_some(expected.tokens);
+        let repeated = if arrival.relation == Relation::First && arrival.forked_from.is_none() {
+            // What it has in common with other sessions' prompts it computes for the first time all the same.
+            Some(0)
+        } else {
+            (expected.basis != Basis::Nothing).then_some(expected.tokens)
+        };
         Some(split(&SplitInput {
             prompt: usage.input_tokens,
             cached,
@@ -219,14 +260,14 @@ impl TurnPrompt {
                 kv.tokenizers.counted(model, ours, usage.input_tokens);
             }
         }
-        let promised = self.promise.and_then(|promise| promise.tokens);
-        if let (Some(promised), Some(cached)) = (promised, usage.cached_tokens) {
+        let promised = self.promise.and_then(|promise| Some((promise.tokens?, promise.claim)));
+        if let (Some((promised, claim)), Some(cached)) = (promised, usage.cached_tokens) {
             let outcome = match promised.cmp(&cached) {
                 std::cmp::Ordering::Less => "under",
                 std::cmp::Ordering::Equal => "equal",
                 std::cmp::Ordering::Greater => "over",
             };
-            metrics.inc(Family::KvPredictions, &[source, ("outcome", outcome)]);
+            metrics.inc(Family::KvPredictions, &[source, ("outcome", outcome), ("claim", claim.word())]);
             metrics.tokens(Family::KvPredictionError, &[source], promised.abs_diff(cached));
         }
     }
@@ -244,6 +285,7 @@ impl TurnPrompt {
             source: self.found.source.word().to_owned(),
             prompt_tokens: self.found.exact_tokens(),
             predicted_tokens: self.promise.and_then(|promise| promise.tokens),
+            prediction: self.promise.filter(|p| p.tokens.is_some()).map(|p| p.claim.word().to_owned()),
             input_tokens: usage.map(|usage| usage.input_tokens),
             cached_tokens: usage.and_then(|usage| usage.cached_tokens),
             relation: arrival.map(|arrival| relation_word(arrival.relation).to_owned()),
@@ -270,20 +312,54 @@ const fn says_more(source: Source) -> bool {
     matches!(source, Source::Client | Source::Local | Source::Engine)
 }
 
+impl Promise {
+    /// Nothing is known.
+    const fn nothing(worker: WorkerId) -> Self {
+        let claim = Claim::Estimated;
+        Self { worker, tokens: None, claim, lost: false, own: None, shared: None, elsewhere: None }
+    }
+}
+
 /// What a worker is expected to reuse of a prompt, and who else holds how much of it.
-fn promise(prefix: &PrefixMatch, worker: WorkerId) -> Promise {
+/// `exact`: all that the worker holds of such a prompt is known.
+fn promise(prefix: &PrefixMatch, worker: WorkerId, wanted: &Seek, exact: bool) -> Promise {
     let tokens = |blocks: u32| u64::from(blocks) * u64::from(prefix.block_size);
     let held = prefix.of(worker);
     let others = prefix.workers.iter().filter(|other| other.worker != worker);
     let elsewhere = others.map(|other| tokens(other.disk)).max();
     let usable = held.map(|held| tokens(held.disk.saturating_add(prefix.shared_beyond(held))));
+    let own = held.map(|held| tokens(held.disk));
     let store = prefix.loadable.is_some() || !prefix.shared.is_empty();
+    let block = u64::from(prefix.block_size).max(1);
+    let told = exact && held.is_some_and(|held| held.source == MatchSource::Exact);
     Promise {
         worker,
         tokens: usable,
+        claim: usable.filter(|_| told).map_or(Claim::Estimated, |usable| claim(usable, wanted, block)),
+        lost: wanted.reach.zip(own).is_some_and(|(reach, own)| own < reach.tokens / block * block),
         shared: usable.filter(|_| store),
-        own: held.map(|held| tokens(held.disk)),
+        own,
         elsewhere: if prefix.is_unknown() { None } else { Some(elsewhere.unwrap_or(0)) },
+    }
+}
+
+/// What hashes of the text promise: what they do not find is not known, not absent.
+fn of_text(promise: Promise) -> Promise {
+    if promise.tokens > Some(0) { promise } else { Promise::nothing(promise.worker) }
+}
+
+/// How sure it is that a worker reuses `usable` tokens of what was looked up, where all that it holds is known.
+fn claim(usable: u64, wanted: &Seek, block: u64) -> Claim {
+    let Some(reach) = wanted.reach else { return Claim::Exact };
+    let whole = |tokens: u64| tokens / block * block;
+    let looked_up = whole(reach.tokens).min(whole(wanted.chain.tokens() as u64));
+    // Less than was looked up: there the worker's blocks end, whatever comes behind in the prompt.
+    let high = if usable < looked_up { usable } else { whole(reach.high).max(usable) };
+    let low = whole(reach.low).min(usable);
+    match high - low {
+        0 => Claim::Exact,
+        apart if apart <= block => Claim::Approximate,
+        _ => Claim::Estimated,
     }
 }
 
@@ -326,5 +402,82 @@ const fn cause_word(cause: Cause) -> &'static str {
         Cause::TemplateArtefact => "template_artefact",
         Cause::TruncatedHistory => "truncated_history",
         Cause::Other => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_kvplane::{Plane, PlaneConfig};
+    use tandem_types::{EngineId, WorkerPrefix};
+
+    use super::*;
+    use crate::kv::blocks::Reach;
+
+    const WORKER: WorkerId = WorkerId { engine: EngineId(1), rank: 0 };
+
+    /// What is wanted of a chain of 160 tokens, and what a worker holds of it in blocks of 16.
+    fn wanted(reach: Option<(u64, u64, u64)>) -> Seek {
+        let tokens: Vec<u32> = (0..160).collect();
+        let chain = Plane::new(PlaneConfig::default()).reader().chain(&tokens, None, None, None);
+        let reach = reach.map(|(low, tokens, high)| Reach { tokens, low, high });
+        Seek { chain, reach }
+    }
+
+    fn holding(blocks: u32, source: MatchSource) -> PrefixMatch {
+        let held = WorkerPrefix { worker: WORKER, device: blocks, host: blocks, disk: blocks, source };
+        PrefixMatch { block_size: 16, blocks: 10, workers: vec![held], ..PrefixMatch::unknown() }
+    }
+
+    fn told(blocks: u32, reach: Option<(u64, u64, u64)>) -> (Option<u64>, Claim) {
+        let promise = promise(&holding(blocks, MatchSource::Exact), WORKER, &wanted(reach), true);
+        (promise.tokens, promise.claim)
+    }
+
+    /// I-PMT-1. 100 tokens are 6 blocks of 16 and 4 tokens.
+    #[test]
+    fn a_promise_says_how_sure_it_is() {
+        assert_eq!(told(7, None), (Some(112), Claim::Exact));
+        // The bounds 97 and 111 lie in one block, 96 and 112 are a block apart, 95 and 112 are two.
+        assert_eq!(told(6, Some((97, 100, 111))), (Some(96), Claim::Exact));
+        assert_eq!(told(6, Some((96, 100, 112))), (Some(96), Claim::Approximate));
+        assert_eq!(told(6, Some((95, 100, 112))), (Some(96), Claim::Estimated));
+        // The worker's blocks end before the lower bound, or between it and what was looked up.
+        assert_eq!(told(5, Some((95, 100, u64::MAX))), (Some(80), Claim::Exact));
+        assert_eq!(told(5, Some((64, 100, u64::MAX))), (Some(80), Claim::Approximate));
+        assert_eq!(told(5, Some((0, 100, u64::MAX))), (Some(80), Claim::Estimated));
+        // The chain ends before what is reckoned with: what comes behind is not known to be missing.
+        assert_eq!(told(10, Some((175, 180, 181))), (Some(160), Claim::Approximate));
+        assert_eq!(told(0, Some((0, 100, 100))), (Some(0), Claim::Exact));
+    }
+
+    /// I-PMT-1: nothing is exact of a worker whose events are late, or of blocks that were only sent there.
+    #[test]
+    fn a_guess_is_never_exact() {
+        let wanted = wanted(None);
+        for (source, exact) in [(MatchSource::Exact, false), (MatchSource::Approximate, true)] {
+            let promise = promise(&holding(3, source), WORKER, &wanted, exact);
+            assert_eq!((promise.tokens, promise.claim), (Some(48), Claim::Estimated));
+        }
+        let unknown = promise(&PrefixMatch::unknown(), WORKER, &wanted, true);
+        assert_eq!((unknown.tokens, unknown.lost), (None, false));
+    }
+
+    /// I-PMT-2.
+    #[test]
+    fn a_text_that_finds_nothing_promises_nothing() {
+        let of =
+            |blocks| of_text(promise(&holding(blocks, MatchSource::Exact), WORKER, &wanted(None), false));
+        assert_eq!((of(0).tokens, of(0).elsewhere), (None, None));
+        assert_eq!((of(3).tokens, of(3).claim), (Some(48), Claim::Estimated));
+    }
+
+    /// What a worker is known to have lost teaches nothing of how answers come back.
+    #[test]
+    fn a_worker_that_holds_less_than_was_looked_up_has_lost_it() {
+        let lost =
+            |blocks, reach| promise(&holding(blocks, MatchSource::Exact), WORKER, &wanted(reach), true).lost;
+        assert!(lost(5, Some((90, 100, 130))));
+        assert!(!lost(6, Some((90, 100, 130))));
+        assert!(!lost(5, None));
     }
 }

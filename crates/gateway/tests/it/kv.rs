@@ -143,7 +143,8 @@ async fn predicted(kind: MockKind, sources: &[PromptSource]) {
     }
     let metrics = setup.metrics().await;
     assert!(
-        metrics.contains("tandem_kv_predictions_total{source=\"engine\",outcome=\"equal\"} 6"),
+        metrics
+            .contains("tandem_kv_predictions_total{source=\"engine\",outcome=\"equal\",claim=\"exact\"} 6"),
         "{metrics}"
     );
     a.stop().await;

@@ -1,5 +1,6 @@
 //! Takes the parts of a prompt in order and makes segments, or one run of bytes, of them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tandem_types::Dialect;
@@ -7,6 +8,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Outline, Segment, SegmentKind};
 use crate::json::{Digest, Node, exact_digest, text_digest};
+use crate::limits::SAID_MAX;
+use crate::said::Said;
 
 /// Members that mark where a cache may be cut, and reach no prompt.
 pub(super) const MARKS: &[&str] = &["cache_control"];
@@ -25,6 +28,9 @@ pub(crate) struct Builder {
     /// The next part is the message's first.
     first: bool,
     calls: Vec<(u32, u64)>,
+    said: VecDeque<(u32, Said)>,
+    /// Hash of the parameters that templates read.
+    style: u64,
     scratch: Vec<u8>,
 }
 
@@ -40,7 +46,15 @@ impl Builder {
     }
 
     const fn new(output: Output) -> Self {
-        Self { output, message: (0, 0), first: true, calls: Vec::new(), scratch: Vec::new() }
+        Self {
+            output,
+            message: (0, 0),
+            first: true,
+            calls: Vec::new(),
+            said: VecDeque::new(),
+            style: 0,
+            scratch: Vec::new(),
+        }
     }
 
     pub(crate) fn into_outline(self, dialect: Dialect, model: u64) -> Outline {
@@ -48,7 +62,9 @@ impl Builder {
             Output::Segments { list, folded, .. } => (list, folded),
             Output::Text(_) => (Vec::new(), false),
         };
-        Outline { dialect, model, segments: Arc::from(list), calls: self.calls, folded }
+        let style = pair(pair(model, dialect as u64), self.style);
+        let said = self.said.into();
+        Outline { dialect, model, style, segments: Arc::from(list), calls: self.calls, said, folded }
     }
 
     pub(crate) fn into_text(self) -> Vec<u8> {
@@ -78,8 +94,13 @@ impl Builder {
         }
     }
 
-    pub(super) fn parameter(&mut self, name: &str, value: &Node<'_>) {
+    /// A parameter; `styles` = templates read it.
+    pub(super) fn parameter(&mut self, name: &str, value: &Node<'_>, styles: bool) {
         self.begin(&[name], "");
+        if styles {
+            let digest = value.digest(&[], &mut self.scratch).exact;
+            self.style = pair(pair(self.style, self.message.0), digest);
+        }
         self.value_part(SegmentKind::Parameter, value, &[]);
     }
 
@@ -92,7 +113,15 @@ impl Builder {
         } else {
             text_digest(text, &mut self.scratch)
         };
+        let begins = kind == SegmentKind::Assistant && self.first;
         self.push(kind, digest, Some(text.as_bytes()));
+        if let (true, Output::Segments { list, folded: false, .. }) = (begins, &self.output) {
+            if self.said.len() == SAID_MAX {
+                self.said.pop_front();
+            }
+            let index = u32::try_from(list.len().saturating_sub(1)).unwrap_or(u32::MAX);
+            self.said.push_back((index, Said::new(text.as_bytes())));
+        }
     }
 
     /// Bytes that stand for nothing but themselves (token ids).

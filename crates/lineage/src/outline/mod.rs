@@ -13,7 +13,8 @@
 //!   folded into it.
 //! - Parameters: those that select another cache (model, adapter, salt) or that templates read (template
 //!   arguments, reasoning effort, thinking). `tool_choice` only where it takes tools out of the prompt: "none",
-//!   or one tool by name. Sampling parameters, output bounds and output schemas are no part of a prompt.
+//!   and on engines but vLLM, which shows all tools whichever is forced, one tool by name. Sampling parameters,
+//!   output bounds and output schemas are no part of a prompt.
 //! - Raw prompts (completions) are cut into pieces of [`RAW_BYTES`] bytes or [`RAW_IDS`] token ids.
 //! - Deliberately absent: media (a hash of the reference stands for what it shows), the text of
 //!   stored answers (`previous_response_id`).
@@ -28,11 +29,12 @@ mod responses;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tandem_types::Dialect;
+use tandem_types::{Dialect, EngineKind};
 
 pub(crate) use self::build::{Builder, call_id, pair};
 use crate::json::{Node, parse, without_lone_surrogates};
 use crate::limits::SEGMENTS_MAX;
+use crate::said::Said;
 
 pub use self::raw::{RAW_BYTES, RAW_IDS};
 
@@ -101,9 +103,13 @@ pub struct Segment {
 pub struct Outline {
     pub(crate) dialect: Dialect,
     pub(crate) model: u64,
+    /// Hash of what decides how a template writes answers: model, dialect, parameters that templates read.
+    pub(crate) style: u64,
     pub(crate) segments: Arc<[Segment]>,
     /// Tool calls with an id: index of the segment, hash of the id.
     pub(crate) calls: Vec<(u32, u64)>,
+    /// How the last [`SAID_MAX`] texts of the model begin: index of the segment, hashes.
+    pub(crate) said: Vec<(u32, Said)>,
     pub(crate) folded: bool,
 }
 
@@ -168,34 +174,44 @@ pub(crate) fn bytes(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.bytes)).sum()
 }
 
-/// Reads the outline of a request body.
+/// Reads the outline of a request body, as engines of `kind` render it.
 ///
 /// # Errors
 /// [`OutlineError`] when the body is no JSON object or too large.
-pub fn outline(dialect: Dialect, body: &[u8]) -> Result<Outline, OutlineError> {
+pub fn outline(dialect: Dialect, kind: EngineKind, body: &[u8]) -> Result<Outline, OutlineError> {
     let mut builder = Builder::segments(SEGMENTS_MAX);
-    let model = walk(dialect, body, &mut builder)?;
+    let model = walk(dialect, kind, body, &mut builder)?;
     Ok(builder.into_outline(dialect, model))
 }
 
 /// Hands all parts of a body to `builder` in rendered order; the hash of the model's name comes back.
-pub(crate) fn walk(dialect: Dialect, body: &[u8], builder: &mut Builder) -> Result<u64, OutlineError> {
+pub(crate) fn walk(
+    dialect: Dialect,
+    kind: EngineKind,
+    body: &[u8],
+    builder: &mut Builder,
+) -> Result<u64, OutlineError> {
     let text =
         std::str::from_utf8(body).map_err(|error| OutlineError::NotUtf8 { at: error.valid_up_to() })?;
     match parse(text) {
         Err(OutlineError::NotJson { line, column }) => match without_lone_surrogates(text) {
-            Some(repaired) => top(dialect, &parse(&repaired)?, builder),
+            Some(repaired) => top(dialect, kind, &parse(&repaired)?, builder),
             None => Err(OutlineError::NotJson { line, column }),
         },
-        read => top(dialect, &read?, builder),
+        read => top(dialect, kind, &read?, builder),
     }
 }
 
-fn top(dialect: Dialect, body: &Node<'_>, builder: &mut Builder) -> Result<u64, OutlineError> {
+fn top(
+    dialect: Dialect,
+    kind: EngineKind,
+    body: &Node<'_>,
+    builder: &mut Builder,
+) -> Result<u64, OutlineError> {
     if !matches!(body, Node::Object(_)) {
         return Err(OutlineError::NotAnObject);
     }
-    parameters(body, builder);
+    parameters(body, kind, builder);
     match dialect {
         Dialect::Chat => chat::body(body, builder),
         Dialect::Responses => responses::body(body, builder),
@@ -222,10 +238,13 @@ const PARAMETERS: &[&str] = &[
     "reasoning_effort",
 ];
 
-fn parameters(body: &Node<'_>, builder: &mut Builder) {
+/// Those of them that select a cache and change no text.
+const SALTS: &[&str] = &["cache_salt", "extra_key"];
+
+fn parameters(body: &Node<'_>, kind: EngineKind, builder: &mut Builder) {
     for name in PARAMETERS {
         if let Some(value) = body.get(name) {
-            builder.parameter(name, value);
+            builder.parameter(name, value, !SALTS.contains(name));
         }
     }
     // Of these objects only one member reaches a prompt.
@@ -233,13 +252,19 @@ fn parameters(body: &Node<'_>, builder: &mut Builder) {
         [("reasoning", "effort"), ("output_config", "effort"), ("thinking", "type"), ("thinking", "keep")]
     {
         if let Some(value) = body.get(object).and_then(|object| object.get(member)) {
-            builder.parameter(object, value);
+            builder.parameter(object, value, true);
         }
     }
     if let Some(choice) = body.get("tool_choice") {
-        let kind = choice.as_text().or_else(|| choice.text_of("type")).unwrap_or_default();
-        if !matches!(kind, "" | "auto" | "any" | "required") {
-            builder.parameter("tool_choice", choice);
+        let word = choice.as_text().or_else(|| choice.text_of("type")).unwrap_or_default();
+        let all_shown = match word {
+            "" | "auto" | "any" | "required" => true,
+            "none" => false,
+            _ => kind == EngineKind::Vllm,
+        };
+        if !all_shown {
+            // Which tools are shown changes nothing of how answers are written.
+            builder.parameter("tool_choice", choice, false);
         }
     }
 }

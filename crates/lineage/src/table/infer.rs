@@ -20,8 +20,8 @@ use std::collections::BTreeMap;
 use tandem_types::{Dialect, ProgramKey, SessionId, TenantId, Time};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Lineage;
 use super::program::Line;
+use super::{Lineage, Ticket};
 use crate::compare::is_tail;
 use crate::outline::{Outline, Segment, SegmentKind, pair};
 
@@ -41,24 +41,59 @@ pub struct Inferred {
 #[derive(Debug)]
 pub(super) struct Index {
     lines: BTreeMap<u64, Vec<(ProgramKey, u32)>>,
+    heads: BTreeMap<u64, Head>,
+}
+
+/// System prompt and tools of an answered line: of several lines with the same ones the last.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) program: ProgramKey,
+    pub(super) branch: u32,
+    ticket: Ticket,
+    /// Most tokens that were reported cached for a first prompt with this head.
+    pub(super) cached: Option<u64>,
 }
 
 impl Index {
     pub(super) const fn new() -> Self {
-        Self { lines: BTreeMap::new() }
+        Self { lines: BTreeMap::new(), heads: BTreeMap::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lines.is_empty()
+        self.lines.is_empty() && self.heads.is_empty()
     }
 
-    pub(super) fn insert(&mut self, program: &ProgramKey, branch: u32, line: &Line) {
+    /// Takes in an answered line. `cached`: what was reported for it, where it was its program's first prompt.
+    pub(super) fn insert(&mut self, program: &ProgramKey, branch: u32, line: &Line, cached: Option<u64>) {
+        if let Some((head, _)) = head(&program.tenant, &line.segments) {
+            let known = self.heads.get(&head).and_then(|known| known.cached);
+            let cached = known.max(cached);
+            let program = program.clone();
+            self.heads.insert(head, Head { program, branch, ticket: line.ticket, cached });
+        }
         for key in keys(&program.tenant, &line.segments) {
             self.lines.entry(key).or_default().push((program.clone(), branch));
         }
     }
 
+    /// The head of a prompt, where an answered line has it, and how many segments it is.
+    pub(super) fn head(&self, tenant: &TenantId, segments: &[Segment]) -> Option<(&Head, usize)> {
+        let (key, length) = head(tenant, segments)?;
+        Some((self.heads.get(&key)?, length))
+    }
+
+    /// Whether an answered line has this very prompt.
+    pub(super) fn same(&self, tenant: &TenantId, segments: &[Segment]) -> Option<&[(ProgramKey, u32)]> {
+        let key = segments.iter().fold(start(tenant), |chain, segment| pair(chain, segment.hash));
+        self.lines.get(&key).map(Vec::as_slice)
+    }
+
     pub(super) fn remove(&mut self, program: &ProgramKey, branch: u32, line: &Line) {
+        if let Some((key, _)) = head(&program.tenant, &line.segments)
+            && self.heads.get(&key).is_some_and(|known| known.ticket == line.ticket)
+        {
+            self.heads.remove(&key);
+        }
         for key in keys(&program.tenant, &line.segments) {
             let Some(lines) = self.lines.get_mut(&key) else { continue };
             if let Some(at) = lines.iter().position(|(known, id)| known == program && *id == branch) {
@@ -69,6 +104,17 @@ impl Index {
             }
         }
     }
+}
+
+/// The key of a prompt's head, and its segments; `None` for prompts without system prompt and tools.
+fn head(tenant: &TenantId, segments: &[Segment]) -> Option<(u64, usize)> {
+    let head = segments.iter().take_while(|segment| segment.kind.is_head());
+    let mut told = false;
+    let (key, length) = head.fold((!start(tenant), 0), |(chain, length), segment| {
+        told |= segment.kind != SegmentKind::Parameter;
+        (pair(chain, segment.hash), length + 1)
+    });
+    told.then_some((key, length))
 }
 
 /// The keys of a line: its whole prompt, and all but a last segment that may move.
@@ -176,16 +222,31 @@ impl Lineage {
         Some(Inferred { program: ProgramKey::root(tenant.clone(), session), continues: false })
     }
 
-    /// The answered line of another program whose whole prompt this one begins with.
-    pub(super) fn fork_of(&self, program: &ProgramKey, outline: &Outline) -> Option<(ProgramKey, &Line)> {
-        boundaries(&program.tenant, outline).iter().find_map(|boundary| {
-            let lines = self.index.lines.get(&boundary.chain)?;
-            let found = lines.iter().filter_map(|(known, id)| {
-                let line = self.programs.get(known)?.branch(*id)?.line.as_ref()?;
-                begins(&line.segments, outline, boundary.at).then_some((line.ticket, known, line))
-            });
-            found.max_by_key(|(ticket, ..)| *ticket).map(|(_, known, line)| (known.clone(), line))
+    /// The branch of another program whose last answered prompt is this one, or its beginning.
+    pub(super) fn fork_of(&self, program: &ProgramKey, outline: &Outline) -> Option<(ProgramKey, u32)> {
+        let tenant = &program.tenant;
+        let twin = self.index.same(tenant, &outline.segments).and_then(|lines| {
+            self.last_of(lines, |line| begins(&line.segments, outline, outline.segments.len()))
+        });
+        twin.or_else(|| {
+            boundaries(tenant, outline).iter().find_map(|boundary| {
+                let lines = self.index.lines.get(&boundary.chain)?;
+                self.last_of(lines, |line| begins(&line.segments, outline, boundary.at))
+            })
         })
+    }
+
+    /// Of lines that fit the one that arrived last.
+    fn last_of(
+        &self,
+        lines: &[(ProgramKey, u32)],
+        fits: impl Fn(&Line) -> bool,
+    ) -> Option<(ProgramKey, u32)> {
+        let found = lines.iter().filter_map(|(known, id)| {
+            let line = self.programs.get(known)?.branch(*id)?.line.as_ref()?;
+            fits(line).then_some((line.ticket, known, *id))
+        });
+        found.max_by_key(|(ticket, ..)| *ticket).map(|(_, known, id)| (known.clone(), id))
     }
 }
 

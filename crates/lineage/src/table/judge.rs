@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use tandem_types::ProgramKey;
+use tandem_types::{Dialect, ProgramKey};
 
 use super::infer::calls_fit;
-use super::program::{Branch, Line, Program};
+use super::program::{Branch, Line, Mark, Program};
 use super::{Arriving, Basis, Expected, Open, Ticket};
-use crate::compare::{bytes_before, cause, common, displaced_bytes, relation};
+use crate::compare::{bytes_before, cause, common, displaced_bytes, may_drop_reasoning, relation};
 use crate::divergence::{Cause, Divergence, Position, Relation};
-use crate::evidence::{Before, Resends, Verdict};
+use crate::evidence::{Before, Resend, Resends, Verdict};
+use crate::limits::OPENING_TOKENS_MAX;
 use crate::outline::{Outline, Segment, SegmentKind};
 
 /// What was found out of a new prompt.
@@ -17,6 +18,7 @@ use crate::outline::{Outline, Segment, SegmentKind};
 pub(super) struct Judged {
     pub(super) relation: Relation,
     pub(super) forked_from: Option<ProgramKey>,
+    pub(super) alike: Option<ProgramKey>,
     /// The branch that it continues; `None` = a new one.
     pub(super) branch: Option<u32>,
     pub(super) divergence: Option<Divergence>,
@@ -25,6 +27,10 @@ pub(super) struct Judged {
     pub(super) displaced: Option<u64>,
     /// See [`Open::follows`].
     pub(super) follows: Option<(Before, bool)>,
+    /// Ends of earlier prompts within this one.
+    pub(super) marks: Vec<Mark>,
+    /// Another program sent this beginning, too.
+    pub(super) shared: bool,
 }
 
 impl Judged {
@@ -36,12 +42,15 @@ impl Judged {
         Self {
             relation,
             forked_from: None,
+            alike: None,
             branch: None,
             divergence: None,
             expected: Expected::NOTHING,
             history: 0,
             displaced: None,
             follows: None,
+            marks: Vec::new(),
+            shared: false,
         }
     }
 }
@@ -60,7 +69,7 @@ pub(super) fn judge(
         let line = branch.line.as_ref();
         return line.map_or_else(
             || Judged::new(Relation::Repeat),
-            |line| Judged { follows: None, ..against(line, arriving, Relation::Repeat, &learned) },
+            |line| Judged { follows: None, ..against(line, arriving, Relation::Repeat, &learned, false) },
         );
     }
     let Some((branch, line, shared)) = nearest(program, arriving.outline) else {
@@ -72,15 +81,25 @@ pub(super) fn judge(
     } else {
         relation(&line.segments, new, !branch.open.is_empty(), arriving.compacted)
     };
-    let mut judged = against(line, arriving, relation, &learned);
+    let settled = program.settled(branch.id);
+    let mut judged = against(line, arriving, relation, &learned, settled);
     if relation == Relation::Branch {
         // What another line of conversation had is no loss to this one.
         judged.history = judged.expected.tokens;
         judged.displaced = Some(0);
-    } else if relation != Relation::Repeat {
+    } else if relation != Relation::Repeat && !other_parameters(line, new, shared) {
+        // A line with other parameters stays: clients change between them and come back.
         judged.branch = Some(branch.id);
     }
     judged
+}
+
+/// Whether a prompt leaves a line in the parameters that come before everything else.
+fn other_parameters(line: &Line, new: &[Segment], shared: usize) -> bool {
+    let parameter = |segments: &[Segment]| {
+        segments.get(shared).is_some_and(|segment| segment.kind == SegmentKind::Parameter)
+    };
+    parameter(&line.segments) || parameter(new)
 }
 
 /// A branch with an open turn of this very prompt.
@@ -105,8 +124,14 @@ fn nearest<'a>(program: &'a Program, outline: &Outline) -> Option<(&'a Branch, &
     })
 }
 
-/// What a relation to one line means in tokens.
-pub(super) fn against(line: &Line, arriving: &Arriving<'_>, relation: Relation, learned: &Resends) -> Judged {
+/// What a relation to one line means in tokens. `settled`: nothing of the line's program came since.
+pub(super) fn against(
+    line: &Line,
+    arriving: &Arriving<'_>,
+    relation: Relation,
+    learned: &Resends,
+    settled: bool,
+) -> Judged {
     let new = arriving.outline.segments();
     let shared = common(&line.segments, new);
     let grew = shared == line.segments.len();
@@ -129,26 +154,18 @@ pub(super) fn against(line: &Line, arriving: &Arriving<'_>, relation: Relation, 
     };
     let resend = learned.get(line.called);
     let expected = match (counted, line.counts) {
-        (Some((prompt, all)), counts) => {
-            let answer_unknown = whole == Some(true) && grew && line.answer.is_none();
-            match counts {
-                Some(counts) if answer_unknown && resend.verdict() == Verdict::Same => {
-                    Expected { tokens: counts.reach(), basis: Basis::PromptAndAnswer }
-                }
-                Some(counts) => Expected { tokens: all.min(counts.reach()), basis: Basis::Tokens },
-                None => Expected { tokens: prompt, basis: Basis::Tokens },
-            }
+        (Some(counted), counts) => by_tokens(line, counted, counts, whole == Some(true) && grew, resend),
+        (None, Some(counts)) if grew && shared == new.len() => of_repetition(counts.prompt),
+        (None, Some(counts)) if grew => {
+            let raw = arriving.outline.dialect == Dialect::Completions;
+            let expected = after(counts, resend, raw, otherwise(line, arriving.outline));
+            let sure = settled && !line.shared && !may_drop_reasoning(&line.segments, new);
+            if sure { expected } else { Expected::open(expected.tokens, expected.basis) }
         }
-        (None, Some(counts)) if grew => match resend.verdict() {
-            Verdict::Same => Expected { tokens: counts.reach(), basis: Basis::PromptAndAnswer },
-            Verdict::Differs => {
-                Expected { tokens: counts.prompt.saturating_sub(resend.trim()), basis: Basis::Prompt }
-            }
-            Verdict::Unknown => Expected { tokens: counts.prompt, basis: Basis::Prompt },
+        (None, _) => match line.marks.iter().find(|mark| mark.segments == new.len() && shared == new.len()) {
+            Some(mark) => of_repetition(mark.tokens),
+            None => estimate.map_or(Expected::NOTHING, |tokens| Expected::open(tokens, Basis::Estimated)),
         },
-        (None, _) => {
-            estimate.map_or(Expected::NOTHING, |tokens| Expected { tokens, basis: Basis::Estimated })
-        }
     };
     let appends = relation == Relation::Appends && divergence.is_none();
     Judged {
@@ -157,8 +174,61 @@ pub(super) fn against(line: &Line, arriving: &Arriving<'_>, relation: Relation, 
         history: line.counts.map(Before::reach).or_else(|| line.prompt_tokens()).unwrap_or_default(),
         displaced: displaced(line, new, shared),
         follows: line.counts.filter(|_| appends).map(|counts| (counts, line.called)),
+        marks: line.marks_within(shared),
+        shared: line.shared,
         ..Judged::new(relation)
     }
+}
+
+/// What is expected where the token ids of both prompts are known.
+fn by_tokens(
+    line: &Line,
+    (prompt, all): (u64, u64),
+    counts: Option<Before>,
+    grew: bool,
+    resend: Resend,
+) -> Expected {
+    match counts {
+        Some(counts) if grew && line.answer.is_none() => {
+            let (tokens, basis) = match resend.verdict() {
+                Verdict::Same => (counts.reach(), Basis::PromptAndAnswer),
+                Verdict::Differs | Verdict::Unknown => (prompt.min(counts.reach()), Basis::Tokens),
+            };
+            Expected { tokens, basis, low: prompt.min(tokens), high: counts.reach().max(tokens) }
+        }
+        Some(counts) => Expected::exact(all.min(counts.reach()), Basis::Tokens),
+        None => Expected::exact(prompt, Basis::Tokens),
+    }
+}
+
+/// A prompt that was answered before: all but its last token, which is always computed.
+const fn of_repetition(tokens: u64) -> Expected {
+    Expected::exact(tokens.saturating_sub(1), Basis::Prompt)
+}
+
+/// What a turn with these counts leaves to one whose body only grew. At least the prompt but for the opening of its
+/// answer (which the next prompt need not repeat, nor the token before it, that may have become one with what
+/// follows); at most the answer, too, or of one that reads otherwise now what both may have in common. A raw prompt
+/// may become other tokens anywhere near its end.
+fn after(counts: Before, resend: Resend, raw: bool, otherwise: Option<u64>) -> Expected {
+    let prompt = (counts.prompt.saturating_sub(resend.trim()), Basis::Prompt);
+    let (tokens, basis) = match resend.verdict() {
+        _ if otherwise.is_some() => prompt,
+        Verdict::Same => (counts.reach(), Basis::PromptAndAnswer),
+        Verdict::Differs => prompt,
+        Verdict::Unknown => (counts.prompt, Basis::Prompt),
+    };
+    let opening = resend.trim_max().filter(|_| !raw).unwrap_or(OPENING_TOKENS_MAX).max(1);
+    let low = counts.prompt.saturating_sub(opening).min(tokens);
+    let common = otherwise.map(|common| counts.prompt.saturating_add(common));
+    Expected { tokens, basis, low, high: common.unwrap_or(u64::MAX).min(counts.reach()).max(tokens) }
+}
+
+/// Where another text stands now in the place of the line's answer: the most tokens with which both begin.
+fn otherwise(line: &Line, outline: &Outline) -> Option<u64> {
+    let at = to_u32(line.segments.len());
+    let (_, now) = outline.said.iter().find(|(segment, _)| *segment == at)?;
+    line.said?.common_max(now)
 }
 
 fn diverged(
@@ -177,14 +247,23 @@ fn diverged(
     Divergence { segment: to_u32(shared), kind, position, cause: why }
 }
 
-/// Tokens of the first `shared` segments of `line`, in proportion to bytes.
-fn estimate(line: &Line, shared: usize) -> Option<u64> {
-    let parameters = line.segments.get(shared).is_some_and(|first| first.kind == SegmentKind::Parameter);
-    if parameters {
+/// Tokens of the first `shared` segments of `line`: between the ends of earlier prompts in proportion to bytes.
+pub(super) fn estimate(line: &Line, shared: usize) -> Option<u64> {
+    let end = Mark { segments: line.segments.len(), tokens: line.prompt_tokens()? };
+    if line.segments.get(shared).is_some_and(|first| first.kind == SegmentKind::Parameter) {
         // Another model, adapter or salt shares nothing; what other parameters change is not known.
-        return line.prompt_tokens().map(|_| 0);
+        return Some(0);
     }
-    in_tokens(line, bytes_before(&line.segments, shared))
+    let marks = || line.marks.iter().copied();
+    let start = Mark { segments: 0, tokens: 0 };
+    let before = marks().rev().find(|mark| mark.segments <= shared).unwrap_or(start);
+    let behind = marks().find(|mark| mark.segments > shared).unwrap_or(end);
+    let bytes_to = |count| bytes_before(&line.segments, count);
+    let from = bytes_to(before.segments);
+    let (part, all) = (bytes_to(shared) - from, bytes_to(behind.segments).saturating_sub(from).max(1));
+    let tokens = u128::from(behind.tokens.saturating_sub(before.tokens));
+    let share = u64::try_from(tokens * u128::from(part.min(all)) / u128::from(all)).ok()?;
+    Some(before.tokens.saturating_add(share))
 }
 
 fn displaced(line: &Line, new: &[Segment], shared: usize) -> Option<u64> {

@@ -4,14 +4,20 @@
 //!   them, and how many of its tokens the session has in some cache already.
 //! - Inputs: outlines, token ids where known, usage reports. Outputs: [`Arrival`], [`Inferred`].
 //! - Expectation, best first: token ids of both prompts ([`Basis::Tokens`]); the engine's counts of the last turn,
-//!   with its answer where `evidence` says so, when the body only grew; bytes in proportion. Never rounded to blocks.
+//!   with its answer where `evidence` says so, when the body only grew; bytes in proportion between the ends of
+//!   earlier prompts. Never rounded to blocks. Of a program's first prompt: what another program's prompt has in
+//!   common with it.
+//! - Bounds of an expectation are told only where nothing but the answer's way back is open: the body only grew, or
+//!   is one that was answered before; nothing of the program runs beside it; no other program sent this beginning.
 //! - Invariants: I-LTB-1 only answered turns are built on: an open turn is seen only by its repetition, and a
 //!   withdrawn one was never there; I-LTB-2 programs, segments, token ids, branches and open turns are bounded by
 //!   [`LineageConfig`] and [`OPEN_TURNS_MAX`]: the program that was quiet longest leaves first, token ids are given up
 //!   before outlines; I-LTB-3 a ticket that is not known (expired, withdrawn, ended twice) is ignored; I-LTB-4 a side
-//!   call is compared and not remembered; I-LTB-5 the index of prompts holds exactly the answered lines.
+//!   call is compared and not remembered; I-LTB-5 the index of prompts holds exactly the answered lines; I-LTB-6
+//!   `low <= tokens <= high`.
 //! - Deliberately absent: which worker holds what.
 
+mod first;
 mod infer;
 mod judge;
 mod program;
@@ -30,6 +36,7 @@ use crate::divergence::{Divergence, Relation};
 use crate::evidence::{Before, Resends};
 use crate::limits::{FAMILIES_MAX, OPEN_TURNS_MAX};
 use crate::outline::{Outline, call_id};
+use crate::said::Said;
 
 pub use self::infer::Inferred;
 
@@ -102,13 +109,27 @@ pub enum Basis {
 pub struct Expected {
     /// How many.
     pub tokens: u64,
-    /// How sure.
+    /// On what that rests.
     pub basis: Basis,
+    /// As many at least.
+    pub low: u64,
+    /// As many at most; `u64::MAX` = not known.
+    pub high: u64,
 }
 
 impl Expected {
     /// Nothing is known.
-    pub(crate) const NOTHING: Self = Self { tokens: 0, basis: Basis::Nothing };
+    pub(crate) const NOTHING: Self = Self::open(0, Basis::Nothing);
+
+    /// A number without bounds.
+    pub(crate) const fn open(tokens: u64, basis: Basis) -> Self {
+        Self { tokens, basis, low: 0, high: u64::MAX }
+    }
+
+    /// So many and no other number.
+    pub(crate) const fn exact(tokens: u64, basis: Basis) -> Self {
+        Self { tokens, basis, low: tokens, high: tokens }
+    }
 }
 
 /// What a new prompt has to do with those before.
@@ -120,6 +141,8 @@ pub struct Arrival {
     pub relation: Relation,
     /// For a program's first prompt: the program whose whole prompt it begins with (a forked session).
     pub forked_from: Option<ProgramKey>,
+    /// For a program's first prompt: the program with whose prompt it has the expected tokens in common.
+    pub alike: Option<ProgramKey>,
     /// Where it leaves the last prompt before that one's end.
     pub divergence: Option<Divergence>,
     /// How many of its tokens repeat what the last turn left.
@@ -142,6 +165,11 @@ pub struct Ended<'a> {
     pub answer: Option<&'a Arc<[u32]>>,
     /// Block size of the engine that answered, where known: how far its cached count is rounded down.
     pub block_size: Option<u32>,
+    /// How the answer's text begins (64 bytes are enough), where it was that and no reasoning.
+    pub text: Option<&'a [u8]>,
+    /// The engine was known to have lost a part of what was expected to repeat: that it did not reuse it teaches
+    /// nothing.
+    pub lost: bool,
 }
 
 /// What is kept of a turn until it ends.
@@ -153,6 +181,9 @@ struct Open {
     family: (u64, Harness),
     /// What its prompt follows, where its body only grew, and whether that answer called tools.
     follows: Option<(Before, bool)>,
+    /// What was reported cached for it, where it is a program's first prompt and repeats no other whole one.
+    head_cached: Option<u64>,
+    starts: bool,
 }
 
 /// What was learned of programs from their prompts. One owner; bounded by its [`LineageConfig`].
@@ -193,7 +224,7 @@ impl Lineage {
     /// Compares a turn with its program's earlier ones and remembers it.
     pub fn arrived(&mut self, program: &ProgramKey, arriving: &Arriving<'_>, now: Time) -> Arrival {
         let outline = arriving.outline;
-        let family = (outline.model, arriving.harness);
+        let family = (outline.style, arriving.harness);
         let learned = self.families.get(&family).map(|(resends, _)| *resends).unwrap_or_default();
         let judged = match self.programs.get(program) {
             Some(known) => judge(known, &self.opens, arriving, &learned),
@@ -207,17 +238,12 @@ impl Lineage {
             ticket,
             relation: judged.relation,
             forked_from: judged.forked_from,
+            alike: judged.alike,
             divergence: judged.divergence,
             expected: judged.expected,
             history: judged.history,
             displaced: judged.displaced,
         }
-    }
-
-    fn first(&self, program: &ProgramKey, arriving: &Arriving<'_>, learned: &Resends) -> Judged {
-        let Some((other, line)) = self.fork_of(program, arriving.outline) else { return Judged::first() };
-        let judged = judge::against(line, arriving, Relation::Appends, learned);
-        Judged { relation: Relation::First, forked_from: Some(other), branch: None, follows: None, ..judged }
     }
 
     fn open(
@@ -244,11 +270,14 @@ impl Lineage {
             branch.used = number;
         }
         let surplus = if known.branches.len() > branches_max { known.least_used(branch) } else { None };
-        let line = Line::new(arriving.outline, arriving.tokens);
+        let mut line = Line::new(arriving.outline, arriving.tokens);
+        (line.marks, line.shared) = (judged.marks.clone(), judged.shared);
         self.segments += line.segments.len();
         self.tokens += line.tokens_held();
-        let family = (arriving.outline.model, arriving.harness);
-        let open = Open { program: program.clone(), branch, line, family, follows: judged.follows };
+        let family = (arriving.outline.style, arriving.harness);
+        let starts = judged.relation == Relation::First && !judged.shared;
+        let (program_key, follows) = (program.clone(), judged.follows);
+        let open = Open { program: program_key, branch, line, family, follows, head_cached: None, starts };
         self.opens.insert(ticket, open);
         if let Some(surplus) = surplus {
             self.remove_branch(program, surplus);
@@ -260,6 +289,7 @@ impl Lineage {
     pub fn ended(&mut self, ticket: Ticket, ended: &Ended<'_>, now: Time) {
         let Some(mut open) = self.opens.remove(&ticket) else { return };
         self.learn(&open, ended);
+        open.head_cached = ended.usage.and_then(|usage| usage.cached_tokens).filter(|_| open.starts);
         let line = &mut open.line;
         if let Some(usage) = ended.usage {
             line.counts = Some(Before { prompt: usage.input_tokens, answer: usage.output_tokens });
@@ -270,13 +300,14 @@ impl Lineage {
         }
         line.calls = ended.tool_calls.iter().filter_map(|call| call.id.as_deref()).map(call_id).collect();
         line.called = !ended.tool_calls.is_empty();
+        line.said = ended.text.filter(|text| !text.is_empty() && !line.called).map(Said::new);
         line.ticket = ticket;
         self.settle(open, now);
     }
 
     /// Puts an answered line in the place of the one before.
     fn settle(&mut self, open: Open, now: Time) {
-        let Open { program, branch: id, line, .. } = open;
+        let Open { program, branch: id, line, head_cached, .. } = open;
         self.touch(&program, now);
         let number = self.numbers;
         let Some(branch) = self.programs.get_mut(&program).and_then(|known| known.branch_mut(id)) else {
@@ -293,7 +324,7 @@ impl Lineage {
         if line.tokens.is_some() {
             self.with_tokens.insert(line.ticket, (program.clone(), id));
         }
-        self.index.insert(&program, id, &line);
+        self.index.insert(&program, id, &line, head_cached);
         let before = branch.line.replace(line);
         if let Some(before) = before {
             self.forget_line(&program, id, &before);
@@ -367,7 +398,7 @@ impl Lineage {
         let Some((before, called)) = open.follows else { return };
         let Some(cached) = ended.usage.and_then(|usage| usage.cached_tokens) else { return };
         if let Some(known) = self.programs.get_mut(&open.program) {
-            known.resends.of(called).observe(before, cached, ended.block_size);
+            known.resends.of(called).observe(before, cached, ended.block_size, ended.lost);
         }
         let number = self.number();
         if self.families.len() >= FAMILIES_MAX && !self.families.contains_key(&open.family) {
@@ -377,7 +408,7 @@ impl Lineage {
             }
         }
         let (resends, used) = self.families.entry(open.family).or_default();
-        resends.of(called).observe(before, cached, ended.block_size);
+        resends.of(called).observe(before, cached, ended.block_size, ended.lost);
         *used = number;
     }
 

@@ -6,7 +6,18 @@ use tandem_types::Time;
 
 use super::Ticket;
 use crate::evidence::{Before, Resends};
+use crate::limits::MARKS_MAX;
 use crate::outline::{Outline, Segment, bytes};
+use crate::said::Said;
+
+/// Where an earlier prompt of a line ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// Its segments: so many of the line's leading ones.
+    pub(super) segments: usize,
+    /// Its tokens, as the engine counted them.
+    pub(super) tokens: u64,
+}
 
 /// A prompt, and what is known of the turn that it belongs to.
 #[derive(Debug)]
@@ -22,6 +33,12 @@ pub(super) struct Line {
     pub(super) called: bool,
     /// Ids of its tool calls, hashed.
     pub(super) calls: Vec<u64>,
+    /// How its answer begins, where that was a text and nothing but it.
+    pub(super) said: Option<Said>,
+    /// Where earlier prompts ended within it, ascending; at most [`MARKS_MAX`].
+    pub(super) marks: Vec<Mark>,
+    /// Another program sent this beginning, too: what follows may be in the cache already.
+    pub(super) shared: bool,
 }
 
 impl Line {
@@ -36,7 +53,20 @@ impl Line {
             counts: None,
             called: false,
             calls: Vec::new(),
+            said: None,
+            marks: Vec::new(),
+            shared: false,
         }
+    }
+
+    /// The marks of a line that has the first `common` segments of this one.
+    pub(super) fn marks_within(&self, common: usize) -> Vec<Mark> {
+        let own = self.counts.map(|counts| Mark { segments: self.segments.len(), tokens: counts.prompt });
+        let within = self.marks.iter().copied().chain(own).filter(|mark| mark.segments <= common);
+        let mut marks: Vec<Mark> = within.collect();
+        let surplus = marks.len().saturating_sub(MARKS_MAX);
+        marks.drain(..surplus);
+        marks
     }
 
     pub(super) fn tokens_held(&self) -> usize {
@@ -89,6 +119,12 @@ impl Program {
         self.next_branch = self.next_branch.wrapping_add(1);
         self.branches.push(Branch { id, line: None, open: Vec::new(), used });
         id
+    }
+
+    /// Whether nothing of a branch runs, and it is the one used last: what its last turn left is all that is new.
+    pub(super) fn settled(&self, id: u32) -> bool {
+        let last = self.branches.iter().max_by_key(|branch| branch.used);
+        last.is_some_and(|branch| branch.id == id && branch.open.is_empty())
     }
 
     pub(super) fn open_turns(&self) -> usize {

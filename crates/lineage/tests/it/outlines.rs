@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tandem_lineage::{Outline, OutlineError, SegmentKind, limits, outline, text_blocks};
-use tandem_types::Dialect;
+use tandem_types::{Dialect, EngineKind};
 
 use crate::support::{assistant, chat, read, recorded, user};
 
@@ -135,8 +135,9 @@ fn forms_that_mean_the_same_prompt_are_equal() {
     ];
     for other in same {
         assert_eq!(read(Dialect::Chat, &one), read(Dialect::Chat, &other));
-        let blocks =
-            |body: &Value| text_blocks(Dialect::Chat, body.to_string().as_bytes(), 4).expect("blocks");
+        let blocks = |body: &Value| {
+            text_blocks(Dialect::Chat, EngineKind::Vllm, body.to_string().as_bytes(), 4).expect("blocks")
+        };
         assert_eq!(blocks(&one), blocks(&other));
     }
     let item = |id: &str| json!({"input": [{"type": "function_call", "id": id, "status": "completed", "call_id": "c", "name": "f"}]});
@@ -192,7 +193,7 @@ fn what_does_not_fit_is_folded_into_the_last_segment() {
 /// I-LIN-2.
 #[test]
 fn what_is_no_body_is_refused_and_odd_fields_are_not() {
-    let refused = |body: &[u8]| outline(Dialect::Chat, body).expect_err("no outline");
+    let refused = |body: &[u8]| outline(Dialect::Chat, EngineKind::Vllm, body).expect_err("no outline");
     assert_eq!(refused(b"\xff"), OutlineError::NotUtf8 { at: 0 });
     assert_eq!(refused(b"{\"a\": }"), OutlineError::NotJson { line: 1, column: 7 });
     assert_eq!(refused(b"{} {}"), OutlineError::NotJson { line: 1, column: 4 });
@@ -213,7 +214,7 @@ fn what_is_no_body_is_refused_and_odd_fields_are_not() {
 #[test]
 fn lone_surrogates_are_read() {
     let text = br#"{"messages":[{"role":"user","content":"cut \ud83d"}]}"#;
-    let found = outline(Dialect::Chat, text).expect("an outline");
+    let found = outline(Dialect::Chat, EngineKind::Vllm, text).expect("an outline");
     assert_eq!(found.segments().len(), 1);
 }
 
@@ -223,8 +224,9 @@ fn blocks_of_a_growing_prompt_stay() {
     for harness in ["claude-code", "codex", "pi"] {
         let turns = recorded(harness);
         let (one, two) = (&turns[0], &turns[1]);
-        let blocks =
-            |body: &Value| text_blocks(one.dialect, body.to_string().as_bytes(), 64).expect("blocks");
+        let blocks = |body: &Value| {
+            text_blocks(one.dialect, EngineKind::Vllm, body.to_string().as_bytes(), 64).expect("blocks")
+        };
         let (one, two) = (blocks(&one.body), blocks(&two.body));
         assert!(one.len() > 20 && two.len() >= one.len(), "{harness}");
         assert_eq!(two[..one.len()], one, "{harness}");
@@ -239,13 +241,13 @@ fn a_change_leaves_the_blocks_before_it_and_none_behind() {
     edited.replace_range(500..501, "X");
     let blocks = |text: &str| {
         let body = json!({"messages": [{"role": "user", "content": text}]});
-        text_blocks(Dialect::Chat, body.to_string().as_bytes(), 64).expect("blocks")
+        text_blocks(Dialect::Chat, EngineKind::Vllm, body.to_string().as_bytes(), 64).expect("blocks")
     };
     let (one, two) = (blocks(&long), blocks(&edited));
     // Eight bytes stand before the text: byte 500 of it is in block (8 + 500) / 64 = 7.
     let same: Vec<bool> = one.iter().zip(&two).map(|(one, two)| one == two).collect();
     assert_eq!(same, (0..16).map(|block| block < 7).collect::<Vec<_>>());
-    assert_eq!(text_blocks(Dialect::Chat, b"{}", 0), Ok(Vec::new()));
+    assert_eq!(text_blocks(Dialect::Chat, EngineKind::Vllm, b"{}", 0), Ok(Vec::new()));
 }
 
 fn json_value() -> impl Strategy<Value = Value> {
@@ -315,11 +317,11 @@ proptest! {
         reversed(&value, &mut again);
         for dialect in [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages] {
             let one: Outline = read(dialect, &value);
-            let two = outline(dialect, again.as_bytes()).expect("an outline");
+            let two = outline(dialect, EngineKind::Vllm, again.as_bytes()).expect("an outline");
             prop_assert_eq!(one, two);
             prop_assert_eq!(
-                text_blocks(dialect, value.to_string().as_bytes(), 16),
-                text_blocks(dialect, again.as_bytes(), 16)
+                text_blocks(dialect, EngineKind::Vllm, value.to_string().as_bytes(), 16),
+                text_blocks(dialect, EngineKind::Vllm, again.as_bytes(), 16)
             );
         }
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tandem_lineage::{Arrival, Arriving, Ended, Lineage, LineageConfig, Outline, outline};
-use tandem_types::{AgentId, Dialect, Harness, ProgramKey, SessionId, TenantId, Time, ToolCall, Usage};
+use tandem_types::{
+    AgentId, Dialect, EngineKind, Harness, ProgramKey, SessionId, TenantId, Time, ToolCall, Usage,
+};
 
 /// One recorded request.
 pub(crate) struct Recorded {
@@ -79,7 +81,7 @@ fn inflate(value: &mut Value) {
 }
 
 pub(crate) fn read(dialect: Dialect, body: &Value) -> Outline {
-    outline(dialect, body.to_string().as_bytes()).expect("an outline")
+    outline(dialect, EngineKind::Vllm, body.to_string().as_bytes()).expect("an outline")
 }
 
 pub(crate) fn program(session: &str) -> ProgramKey {
@@ -100,13 +102,15 @@ pub(crate) struct Answer {
     pub(crate) calls: Vec<ToolCall>,
     pub(crate) block_size: Option<u32>,
     pub(crate) tokens: Option<Arc<[u32]>>,
+    pub(crate) text: Option<&'static str>,
+    pub(crate) lost: bool,
 }
 
 impl Answer {
     pub(crate) fn new(prompt: u64, answer: u64, cached: Option<u64>) -> Self {
         let usage =
             Usage { input_tokens: prompt, output_tokens: answer, cached_tokens: cached, ..Usage::default() };
-        Self { usage, calls: Vec::new(), block_size: Some(16), tokens: None }
+        Self { usage, calls: Vec::new(), block_size: Some(16), tokens: None, text: None, lost: false }
     }
 
     pub(crate) fn calling(mut self, ids: &[&str]) -> Self {
@@ -126,6 +130,8 @@ impl Answer {
             tool_calls: &self.calls,
             answer: self.tokens.as_ref(),
             block_size: self.block_size,
+            text: self.text.map(str::as_bytes),
+            lost: self.lost,
         };
         lineage.ended(arrival.ticket, &ended, now);
     }

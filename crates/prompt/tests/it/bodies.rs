@@ -35,11 +35,18 @@ fn what_is_not_reproduced_is_unsupported() {
     }
     for body in [
         r#"{"input":"x","previous_response_id":"r"}"#,
-        r#"{"input":"x","truncation":"auto"}"#,
         r#"{"input":[{"type":"item_reference","id":"x"}]}"#,
         r#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]}"#,
     ] {
         unsupported(Dialect::Responses, EngineKind::Vllm, body);
+        unsupported(Dialect::Responses, EngineKind::Sglang, body);
+    }
+    // vLLM cuts such a prompt, SGLang takes no notice.
+    unsupported(Dialect::Responses, EngineKind::Vllm, r#"{"input":"x","truncation":"auto"}"#);
+    for body in [
+        r#"{"input":[{"type":"reasoning","summary":[],"encrypted_content":"sglang-reasoning-v1.eJw"}]}"#,
+        r#"{"input":[{"role":"developer","content":[]}]}"#,
+    ] {
         unsupported(Dialect::Responses, EngineKind::Sglang, body);
     }
     for body in [
@@ -48,7 +55,11 @@ fn what_is_not_reproduced_is_unsupported() {
         r#"{"messages":[{"role":"assistant","content":[{"type":"tool_use","name":"x","input":{}}]}]}"#,
     ] {
         unsupported(Dialect::Messages, EngineKind::Vllm, body);
+        unsupported(Dialect::Messages, EngineKind::Sglang, body);
     }
+    // The engine's reasoning parser, of which nothing is known here, writes it.
+    let thought = r#"{"messages":[{"role":"assistant","content":[{"type":"thinking","thinking":"hm"}]}]}"#;
+    unsupported(Dialect::Messages, EngineKind::Sglang, thought);
     for body in [r#"{"prompt":["a","b"]}"#, r#"{"prompt":"a","suffix":"b"}"#] {
         unsupported(Dialect::Completions, EngineKind::Vllm, body);
     }

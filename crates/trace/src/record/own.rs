@@ -309,6 +309,9 @@ pub struct PrefixEvent {
     /// Tokens that the chosen worker was expected to reuse; absent where nothing was known of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_tokens: Option<u64>,
+    /// How sure that was: `exact`, `approximate` (one block more or less) or `estimated`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<String>,
     /// Prompt length as the engine reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_tokens: Option<u64>,
