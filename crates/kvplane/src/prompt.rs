@@ -113,6 +113,18 @@ impl PromptChain {
         Self { inner: Arc::new(Inner { tokens: None, parts, pages: Vec::new() }) }
     }
 
+    /// The whole blocks within the first `tokens` tokens, of a prompt of which no more is known.
+    #[must_use]
+    pub fn leading(&self, tokens: u64) -> Self {
+        let part = |part: &Part| {
+            let blocks = tokens.checked_div(u64::from(part.shape.block_size)).unwrap_or_default();
+            let blocks = usize::try_from(blocks).unwrap_or(usize::MAX).min(part.hashes.len());
+            Part { shape: part.shape, hashes: part.hashes.iter().take(blocks).copied().collect() }
+        };
+        let parts = self.inner.parts.iter().map(part).collect();
+        Self { inner: Arc::new(Inner { tokens: None, parts, pages: Vec::new() }) }
+    }
+
     /// The block sizes for which this has hashes.
     pub fn block_sizes(&self) -> impl Iterator<Item = u32> + '_ {
         self.inner.parts.iter().map(|part| part.shape.block_size)
@@ -203,6 +215,24 @@ mod tests {
         assert_eq!(of(EngineKind::Sglang, plain), [0, 0, 0, 4, 4, 4, 8, 8]);
         assert_eq!(of(EngineKind::Sglang, pairs), [0, 0, 0, 0, 4, 4, 4, 8]);
         assert_eq!(of(EngineKind::Vllm, pairs), [0, 0, 0, 4, 4, 4, 8, 8]);
+    }
+
+    #[test]
+    fn the_leading_blocks_of_every_size() {
+        let shape = |block_size| Shape { block_size, lookahead: 0 };
+        let parts = vec![
+            Part { shape: shape(4), hashes: vec![1, 2, 3, 4] },
+            Part { shape: shape(8), hashes: vec![5, 6] },
+        ];
+        let whole = PromptChain { inner: Arc::new(Inner { tokens: Some(17), parts, pages: Vec::new() }) };
+        let blocks = |tokens| {
+            let leading = whole.leading(tokens);
+            (leading.blocks(4).to_vec(), leading.blocks(8).to_vec())
+        };
+        assert_eq!(blocks(3), (vec![], vec![]));
+        assert_eq!(blocks(13), (vec![1, 2, 3], vec![5]));
+        assert_eq!(blocks(u64::MAX), (vec![1, 2, 3, 4], vec![5, 6]));
+        assert_eq!(whole.leading(13).usable(EngineKind::Vllm, shape(4)), u64::MAX);
     }
 
     #[test]

@@ -135,7 +135,12 @@ impl TurnPrompt {
         let exact = self.found.source != Source::Text && kv.reader.knowledge(worker) == Knowledge::Exact;
         let promise = promise(&self.found.prefix, worker, wanted, exact);
         self.promise = Some(if self.found.source == Source::Text { of_text(promise) } else { promise });
-        self.dispatched = kv.reader.dispatched(worker, &wanted.chain, now);
+        // What the chain goes on with is not known to be in the prompt: no event would ever confirm it.
+        let sure = wanted.reach.map(|reach| wanted.chain.leading(reach.low));
+        if sure.as_ref().is_some_and(|sure| sure.tokens() == 0) {
+            return;
+        }
+        self.dispatched = kv.reader.dispatched(worker, sure.as_ref().unwrap_or(&wanted.chain), now);
         let outcome = if self.dispatched.is_some() { "predicted" } else { "refused" };
         kv.metrics().inc(Family::KvDispatches, &[("outcome", outcome)]);
     }

@@ -20,6 +20,14 @@ enum Output {
     Text(Vec<u8>),
 }
 
+/// Which of a request's tools are in its prompt.
+pub(super) enum Shown {
+    All,
+    None,
+    /// That of this name.
+    Only(String),
+}
+
 /// Takes parts.
 pub(crate) struct Builder {
     output: Output,
@@ -29,6 +37,7 @@ pub(crate) struct Builder {
     first: bool,
     calls: Vec<(u32, u64)>,
     said: VecDeque<(u32, Said)>,
+    shown: Shown,
     /// Hash of the parameters that templates read.
     style: u64,
     scratch: Vec<u8>,
@@ -52,6 +61,7 @@ impl Builder {
             first: true,
             calls: Vec::new(),
             said: VecDeque::new(),
+            shown: Shown::All,
             style: 0,
             scratch: Vec::new(),
         }
@@ -91,6 +101,20 @@ impl Builder {
     pub(super) fn end(&mut self, kind: SegmentKind) {
         if self.first {
             self.text_part(kind, "");
+        }
+    }
+
+    /// Only these tools are in the prompt.
+    pub(super) fn show(&mut self, shown: Shown) {
+        self.shown = shown;
+    }
+
+    /// Whether a tool of this name is in the prompt.
+    pub(super) fn shows(&self, name: Option<&str>) -> bool {
+        match &self.shown {
+            Shown::All => true,
+            Shown::None => false,
+            Shown::Only(shown) => name == Some(shown.as_str()),
         }
     }
 

@@ -28,8 +28,10 @@ pub(super) fn is_system(message: &Node<'_>) -> bool {
 /// One segment for each tool.
 pub(super) fn tools(body: &Node<'_>, builder: &mut Builder) {
     for tool in body.get("tools").map(Node::items).unwrap_or_default() {
-        builder.begin(&[], "");
-        builder.value_part(SegmentKind::Tool, tool, MARKS);
+        if builder.shows(super::tool_name(tool)) {
+            builder.begin(&[], "");
+            builder.value_part(SegmentKind::Tool, tool, MARKS);
+        }
     }
 }
 

@@ -12,9 +12,11 @@
 //!   the prompt counts exactly; I-OLN-4 at most [`SEGMENTS_MAX`] segments, the last of which stands for all that was
 //!   folded into it.
 //! - Parameters: those that select another cache (model, adapter, salt) or that templates read (template
-//!   arguments, reasoning effort, thinking). `tool_choice` only where it takes tools out of the prompt: "none",
-//!   and on engines but vLLM, which shows all tools whichever is forced, one tool by name. Sampling parameters,
-//!   output bounds and output schemas are no part of a prompt.
+//!   arguments, reasoning effort, thinking). Sampling parameters, output bounds and output schemas are no part of a
+//!   prompt.
+//! - `tool_choice`: SGLang shows no tool for "none" and only the named one where one is forced, and so does the outline;
+//!   vLLM shows all whichever is forced, and for "none" as it was started. Where what is shown is not known, the choice is
+//!   a parameter.
 //! - Raw prompts (completions) are cut into pieces of [`RAW_BYTES`] bytes or [`RAW_IDS`] token ids.
 //! - Deliberately absent: media (a hash of the reference stands for what it shows), the text of
 //!   stored answers (`previous_response_id`).
@@ -31,6 +33,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tandem_types::{Dialect, EngineKind};
 
+use self::build::Shown;
 pub(crate) use self::build::{Builder, call_id, pair};
 use crate::json::{Node, parse, without_lone_surrogates};
 use crate::limits::SEGMENTS_MAX;
@@ -221,6 +224,11 @@ fn top(
     Ok(xxhash_rust::xxh3::xxh3_64(body.text_of("model").unwrap_or_default().as_bytes()))
 }
 
+/// The name of a tool, or of the one that is forced.
+fn tool_name<'a>(tool: &'a Node<'_>) -> Option<&'a str> {
+    tool.text_of("name").or_else(|| tool.get("function")?.text_of("name"))
+}
+
 /// Parameters of any dialect that change the prompt or select another cache.
 const PARAMETERS: &[&str] = &[
     "model",
@@ -257,14 +265,16 @@ fn parameters(body: &Node<'_>, kind: EngineKind, builder: &mut Builder) {
     }
     if let Some(choice) = body.get("tool_choice") {
         let word = choice.as_text().or_else(|| choice.text_of("type")).unwrap_or_default();
-        let all_shown = match word {
-            "" | "auto" | "any" | "required" => true,
-            "none" => false,
-            _ => kind == EngineKind::Vllm,
-        };
-        if !all_shown {
-            // Which tools are shown changes nothing of how answers are written.
-            builder.parameter("tool_choice", choice, false);
+        match (word, kind) {
+            ("" | "auto" | "any" | "required", _) => {}
+            ("none", EngineKind::Sglang) => builder.show(Shown::None),
+            ("none", _) | (_, EngineKind::OpenAi) => builder.parameter("tool_choice", choice, false),
+            (_, EngineKind::Vllm) => {}
+            (_, EngineKind::Sglang) => {
+                if let Some(name) = tool_name(choice) {
+                    builder.show(Shown::Only(name.to_owned()));
+                }
+            }
         }
     }
 }

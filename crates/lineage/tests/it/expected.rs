@@ -345,27 +345,28 @@ fn a_common_head_is_estimated() {
     assert_eq!(three.alike, Some(program("two")));
 }
 
-/// A request that forces a tool is another prompt where the engine then shows that one only, and the line of those
-/// without goes on.
+/// A forced tool changes the prompt where the engine then shows that one only and there are others. The line of turns
+/// without goes on beside it.
 #[test]
 fn a_forced_tool_is_another_prompt_on_sglang_only() {
-    let turn = |kind: EngineKind, done: usize, forced: bool| {
+    let turn = |kind: EngineKind, tools: &[&str], done: usize, forced: bool| {
         let mut messages = vec![user("go on")];
         for step in 0..done {
             messages.extend([assistant(&format!("step {step}")), user("more")]);
         }
+        let tool = |name: &&str| serde_json::json!({"type": "function", "function": {"name": *name}});
         let mut body = chat(&messages);
-        body["tools"] = serde_json::json!([{"type": "function", "function": {"name": "look"}}]);
+        body["tools"] = tools.iter().map(tool).collect();
         if forced {
-            body["tool_choice"] = serde_json::json!({"type": "function", "function": {"name": "look"}});
+            body["tool_choice"] = tool(&"look");
         }
         tandem_lineage::outline(Dialect::Chat, kind, body.to_string().as_bytes()).expect("an outline")
     };
-    let run = |kind: EngineKind| {
+    let run = |kind: EngineKind, tools: &[&str]| {
         let (mut lineage, program) = (lineage(), program("s"));
         let mut seen = Vec::new();
         for (done, forced, prompt) in [(0, true, 100), (1, false, 200), (2, true, 300), (3, false, 400)] {
-            let outline = turn(kind, done, forced);
+            let outline = turn(kind, tools, done, forced);
             let arrival = lineage.arrived(&program, &arriving(&outline), Time(done as u64));
             Answer::new(prompt, 3, None).end(&mut lineage, &arrival, Time(done as u64));
             seen.push(told(arrival.expected));
@@ -373,9 +374,16 @@ fn a_forced_tool_is_another_prompt_on_sglang_only() {
         seen
     };
     let (nothing, prompt) = (expected(0, Basis::Nothing), |tokens| expected(tokens, Basis::Prompt));
-    assert_eq!(run(EngineKind::Vllm), [nothing, prompt(100), prompt(200), prompt(300)]);
+    let all = [nothing, prompt(100), prompt(200), prompt(300)];
+    for tools in [&["look"][..], &["hide", "look"][..]] {
+        assert_eq!(run(EngineKind::Vllm, tools), all);
+    }
+    assert_eq!(run(EngineKind::Sglang, &["look"]), all);
+    let beside = run(EngineKind::Sglang, &["hide", "look"]);
+    assert!(beside[1..].iter().all(|(_, basis)| *basis == Basis::Estimated), "{beside:?}");
+    // Of an engine of unknown make it is not known what it shows.
     let other = expected(0, Basis::Estimated);
-    assert_eq!(run(EngineKind::Sglang), [nothing, other, prompt(100), prompt(200)]);
+    assert_eq!(run(EngineKind::OpenAi, &["look"]), [nothing, other, prompt(100), prompt(200)]);
 }
 
 /// The cache had lost what it did not reuse: that is no evidence that answers come back otherwise.
