@@ -58,7 +58,7 @@ class Vllm:
             "--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details", "--enable-auto-tool-choice",
             "--tool-call-parser", "hermes", "--enable-scale-out", "--enable-request-id-headers",
             "--distributed-executor-backend", "uni"], log, env=env)
-        until("a ready vLLM", self._ready, 300, 0.5)
+        until("a ready vLLM", self._ready, 900, 0.5)
 
     def _ready(self):
         must(self.process.proc.poll() is None, f"vLLM ended: {self.process.output()[-3000:]}")
