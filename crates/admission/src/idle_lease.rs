@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tandem_types::{Time, TurnId, WorkerId};
 
 use crate::contract::{Action, Event, Grant, HoldReason, Placement, Stats};
-use crate::table::{Slot, Table, Worker};
+use crate::table::{Rules, Slot, Table, Worker};
 use crate::{AdmissionConfig, AdmissionPolicy};
 
 /// Settings of the lease.
@@ -45,7 +45,7 @@ pub(crate) struct IdleLease {
 
 impl IdleLease {
     pub(crate) fn new(config: &AdmissionConfig) -> Self {
-        let table = Table::new(config.programs_max, config.program_idle_ttl, false);
+        let table = Table::new(config.programs_max, config.program_idle_ttl, Rules::default());
         Self { config: config.idle_lease, table, next_look: None }
     }
 
@@ -182,7 +182,7 @@ impl AdmissionPolicy for IdleLease {
 
     fn on_time(&mut self, now: Time, out: &mut Vec<Action>) {
         if self.table.next_expiry().is_some_and(|at| at <= now) {
-            self.table.expire(now, |_| {});
+            self.table.expire(now, |_, _| {});
         }
         if self.next_look.is_some_and(|at| at <= now) {
             self.pump(now, out);

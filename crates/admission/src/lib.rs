@@ -22,6 +22,7 @@ mod config;
 mod contract;
 mod gap;
 mod idle_lease;
+mod kin;
 mod none;
 mod rate;
 pub mod registry;

@@ -17,9 +17,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use tandem_types::{GroupId, PrefixMatch, ProgramKey, Time, TurnId, WorkerId};
+use tandem_types::{GroupId, PrefixMatch, ProgramKey, TenantId, Time, TurnId, WorkerId};
 
 use crate::contract::{Arrival, Capacity, End, Stats};
+use crate::kin::{Kin, Tenant};
 
 /// Larger counts, which only a broken client reports, count as this many, so that sums stay exact.
 const TOKENS_MAX: u64 = 1 << 40;
@@ -32,8 +33,9 @@ pub(crate) type Slot = usize;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Program {
     pub(crate) key: Option<ProgramKey>,
-    pub(crate) child: bool,
-    group: Option<GroupId>,
+    pub(crate) tenant: TenantId,
+    pub(crate) parent: Option<ProgramKey>,
+    pub(crate) group: Option<GroupId>,
     /// Context after its last turn.
     pub(crate) tokens: u64,
     /// The head of it that others computed, at its home.
@@ -73,6 +75,8 @@ pub(crate) struct Turn {
     pub(crate) prompt: u64,
     pub(crate) generated: u64,
     pub(crate) arrived: Time,
+    /// Its place among those that wait.
+    rank: Time,
     pub(crate) waiting: bool,
     pub(crate) dispatched: Option<Time>,
     /// Prompt tokens that lie at each worker; `None` for those of which nothing is known.
@@ -121,6 +125,15 @@ pub(crate) struct Worker {
     pub(crate) shared: u64,
 }
 
+/// What policies differ in.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Rules {
+    /// A head that several programs have is charged once.
+    pub(crate) heads_count_once: bool,
+    /// Turns wait in the order of [`Kin::rank`] rather than of arrival.
+    pub(crate) kin_ranks: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Table {
     programs: Vec<Option<Program>>,
@@ -128,19 +141,20 @@ pub(crate) struct Table {
     by_key: IndexMap<ProgramKey, Slot>,
     turns: BTreeMap<TurnId, Turn>,
     pub(crate) workers: BTreeMap<WorkerId, Worker>,
-    /// Held turns in the order in which they came.
+    /// Held turns in their order.
     pub(crate) waiting: BTreeSet<(Time, TurnId)>,
     idle: BTreeSet<(Time, Slot)>,
     /// Idle programs without a place.
     pub(crate) paused: BTreeSet<Slot>,
     programs_max: usize,
     idle_ttl: Duration,
-    heads_count_once: bool,
+    rules: Rules,
+    pub(crate) kin: Kin,
     pub(crate) stats: Stats,
 }
 
 impl Table {
-    pub(crate) fn new(programs_max: usize, idle_ttl: Duration, heads_count_once: bool) -> Self {
+    pub(crate) fn new(programs_max: usize, idle_ttl: Duration, rules: Rules) -> Self {
         Self {
             programs: Vec::new(),
             vacant: Vec::new(),
@@ -152,7 +166,8 @@ impl Table {
             paused: BTreeSet::new(),
             programs_max,
             idle_ttl,
-            heads_count_once,
+            rules,
+            kin: Kin::default(),
             stats: Stats::default(),
         }
     }
@@ -239,12 +254,13 @@ impl Table {
             return false;
         }
         let slot = arrival.program.and_then(|key| self.by_key.get(key).copied());
-        let slot = slot.unwrap_or_else(|| self.insert(arrival));
+        let slot = slot.unwrap_or_else(|| self.insert(now, arrival));
         let mut turn = Turn {
             slot,
             prompt: arrival.prompt_tokens.min(TOKENS_MAX),
             generated: 0,
             arrived: now - arrival.waited,
+            rank: now - arrival.waited,
             waiting: true,
             dispatched: None,
             held_at: lies_at(arrival.prefix),
@@ -268,12 +284,38 @@ impl Table {
             self.idle.remove(&(since.unwrap_or_default(), slot));
             self.paused.remove(&slot);
         }
-        self.waiting.insert((turn.arrived, arrival.turn));
+        turn.rank = self.rank(&turn);
+        self.waiting.insert((turn.rank, arrival.turn));
+        if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
+            self.kin.held(&program.tenant, (turn.rank, arrival.turn), program.parent.as_ref());
+        }
         self.turns.insert(arrival.turn, turn);
         true
     }
 
-    fn insert(&mut self, arrival: &Arrival<'_>) -> Slot {
+    /// The program that spawned one, if it is known.
+    pub(crate) fn parent(&self, slot: Slot) -> Option<&Program> {
+        let key = self.program(slot)?.parent.as_ref()?;
+        self.program(*self.by_key.get(key)?)
+    }
+
+    fn rank(&self, turn: &Turn) -> Time {
+        let Some(program) = self.program(turn.slot).filter(|_| self.rules.kin_ranks) else {
+            return turn.arrived;
+        };
+        let parent_idle = self.parent(turn.slot).and_then(|parent| parent.idle_since);
+        self.kin.rank(turn.arrived, program.group.as_ref(), parent_idle)
+    }
+
+    /// A turn waits no longer.
+    fn unwait(&mut self, slot: Slot, place: (Time, TurnId)) {
+        self.waiting.remove(&place);
+        if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
+            self.kin.freed(&program.tenant, place, program.parent.as_ref());
+        }
+    }
+
+    fn insert(&mut self, now: Time, arrival: &Arrival<'_>) -> Slot {
         if self.by_key.len() >= self.programs_max
             && let Some((_, longest_idle)) = self.idle.first().copied()
         {
@@ -284,10 +326,12 @@ impl Table {
         let key = arrival.program.filter(|_| self.by_key.len() < self.programs_max);
         let program = Program {
             key: key.cloned(),
-            child: arrival.parent.is_some(),
+            tenant: arrival.program.map(|key| key.tenant.clone()).unwrap_or_default(),
+            parent: arrival.parent.cloned(),
             group: arrival.group.cloned(),
             ..Program::default()
         };
+        self.kin.came(now, &program.tenant, program.group.as_ref(), program.parent.as_ref());
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.programs.push(None);
             self.programs.len() - 1
@@ -306,6 +350,7 @@ impl Table {
         let Some(program) = self.programs.get_mut(slot).and_then(Option::take) else { return };
         self.idle.remove(&(program.idle_since.unwrap_or_default(), slot));
         self.paused.remove(&slot);
+        self.kin.left(&program.tenant, program.group.as_ref(), program.parent.as_ref());
         if let Some(key) = &program.key {
             self.by_key.swap_remove(key);
         }
@@ -325,9 +370,15 @@ impl Table {
         turn.prompt.saturating_sub(self.head(turn, worker))
     }
 
+    /// What a turn will take of any worker at least.
+    pub(crate) fn least_need(&self, turn: &Turn) -> u64 {
+        let most = turn.held_at.values().flatten().max().copied().unwrap_or(0);
+        turn.prompt.saturating_sub(most)
+    }
+
     /// The head of a turn's prompt that others have at a worker.
     fn head(&self, turn: &Turn, worker: WorkerId) -> u64 {
-        let Some(program) = self.program(turn.slot).filter(|_| self.heads_count_once) else { return 0 };
+        let Some(program) = self.program(turn.slot).filter(|_| self.rules.heads_count_once) else { return 0 };
         let lies = self.lies(turn, worker).unwrap_or(0);
         if program.home == Some(worker) { program.shared.min(lies) } else { lies.min(turn.prompt) }
     }
@@ -338,8 +389,8 @@ impl Table {
         if !std::mem::take(&mut turn.waiting) {
             return;
         }
-        let (arrived, slot) = (turn.arrived, turn.slot);
-        self.waiting.remove(&(arrived, id));
+        let (rank, slot) = (turn.rank, turn.slot);
+        self.unwait(slot, (rank, id));
         self.stats.admitted += 1;
         let Some(program) = self.program_mut(slot) else { return };
         let resumed = !program.active && program.ran;
@@ -388,15 +439,20 @@ impl Table {
         let entry = self.workers.entry(worker).or_default();
         entry.running += 1;
         entry.running_tokens += tokens;
+        if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
+            self.kin.charge(&program.tenant, tokens);
+        }
         if let Some(turn) = self.turns.get_mut(&id) {
             turn.charge = Some((worker, tokens));
         }
     }
 
     fn discharge(&mut self, id: TurnId) {
-        let Some((worker, tokens)) = self.turns.get_mut(&id).and_then(|turn| turn.charge.take()) else {
-            return;
-        };
+        let Some(turn) = self.turns.get_mut(&id) else { return };
+        let (slot, Some((worker, tokens))) = (turn.slot, turn.charge.take()) else { return };
+        if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
+            self.kin.discharge(&program.tenant, tokens);
+        }
         if let Some(entry) = self.workers.get_mut(&worker) {
             entry.running = entry.running.saturating_sub(1);
             entry.running_tokens = entry.running_tokens.saturating_sub(tokens);
@@ -447,6 +503,9 @@ impl Table {
         let Some((worker, tokens)) = self.program_mut(slot).and_then(|program| program.charge.take()) else {
             return;
         };
+        if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
+            self.kin.discharge(&program.tenant, tokens);
+        }
         if let Some(entry) = self.workers.get_mut(&worker) {
             entry.idle.remove(&slot);
             entry.idle_tokens = entry.idle_tokens.saturating_sub(tokens);
@@ -461,8 +520,9 @@ impl Table {
         let Some(entry) = self.workers.get_mut(&home) else { return };
         entry.idle.insert(slot);
         entry.idle_tokens += tokens;
-        if let Some(program) = self.program_mut(slot) {
+        if let Some(program) = self.programs.get_mut(slot).and_then(Option::as_mut) {
             program.charge = Some((home, tokens));
+            self.kin.charge(&program.tenant, tokens);
         }
     }
 
@@ -477,6 +537,9 @@ impl Table {
         turn.generated += more;
         if let Some((worker, tokens)) = &mut turn.charge {
             *tokens += more;
+            if let Some(program) = self.programs.get(turn.slot).and_then(Option::as_ref) {
+                self.kin.charge(&program.tenant, more);
+            }
             if let Some(entry) = self.workers.get_mut(worker) {
                 entry.running_tokens += more;
             }
@@ -541,7 +604,7 @@ impl Table {
     fn leave(&mut self, now: Time, id: TurnId, ended: bool) -> Option<Slot> {
         self.discharge(id);
         let turn = self.turns.remove(&id)?;
-        self.waiting.remove(&(turn.arrived, id));
+        self.unwait(turn.slot, (turn.rank, id));
         let slot = turn.slot;
         let program = self.program_mut(slot)?;
         program.live.remove(&id);
@@ -610,7 +673,7 @@ impl Table {
     }
 
     /// Forgets programs that have been idle too long; `gone` hears of each.
-    pub(crate) fn expire(&mut self, now: Time, mut gone: impl FnMut(&Program)) {
+    pub(crate) fn expire(&mut self, now: Time, mut gone: impl FnMut(&Self, &Program)) {
         for _ in 0..EXPIRE_PER_CALL_MAX {
             let Some((_, slot)) =
                 self.idle.first().copied().filter(|(since, _)| *since + self.idle_ttl <= now)
@@ -618,7 +681,7 @@ impl Table {
                 return;
             };
             if let Some(program) = self.program(slot) {
-                gone(program);
+                gone(self, program);
             }
             self.stats.expired += 1;
             self.remove(slot);
@@ -630,7 +693,7 @@ impl Table {
         let mut found: BTreeMap<WorkerId, (u64, u32, u64, BTreeSet<Slot>)> = BTreeMap::new();
         for (id, turn) in &self.turns {
             let program = self.program(turn.slot).ok_or(format!("{id} belongs to nobody"))?;
-            if !program.live.contains(id) || turn.waiting != self.waiting.contains(&(turn.arrived, *id)) {
+            if !program.live.contains(id) || turn.waiting != self.waiting.contains(&(turn.rank, *id)) {
                 return Err(format!("{id} is lost"));
             }
             if let Some((worker, tokens)) = turn.charge {
@@ -660,6 +723,7 @@ impl Table {
         if listed != (true, true) || self.by_key.len() > self.programs_max {
             return Err("more is listed than there is".to_owned());
         }
+        self.check_kin()?;
         for (id, worker) in &self.workers {
             let counted = (worker.running_tokens, worker.running, worker.idle_tokens, worker.idle.clone());
             let sums = found.remove(id).unwrap_or_default();
@@ -673,6 +737,28 @@ impl Table {
             }
         }
         if found.is_empty() { Ok(()) } else { Err(format!("charges at unknown workers: {found:?}")) }
+    }
+}
+
+impl Table {
+    fn check_kin(&self) -> Result<(), String> {
+        let mut found: BTreeMap<TenantId, Tenant> = BTreeMap::new();
+        for (_, program) in self.programs() {
+            let entry = found.entry(program.tenant.clone()).or_default();
+            entry.programs += 1;
+            entry.charged += program.charge.map_or(0, |(_, tokens)| tokens);
+            for (id, turn) in program.live.iter().filter_map(|id| Some((*id, self.turns.get(id)?))) {
+                entry.charged += turn.charge.map_or(0, |(_, tokens)| tokens);
+                if turn.waiting {
+                    entry.waiting.insert((turn.rank, id));
+                }
+            }
+        }
+        if found == self.kin.tenants {
+            Ok(())
+        } else {
+            Err(format!("tenants have {found:?}, and {:?} is counted", self.kin.tenants))
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tandem_types::{Time, TurnId, WorkerId};
 
 use crate::contract::{Action, Arrival, Event, Grant, HoldReason, Placement, Stats};
-use crate::table::{Slot, Table, Worker};
+use crate::table::{Rules, Slot, Table, Worker};
 use crate::{AdmissionConfig, AdmissionError, AdmissionPolicy};
 
 /// Settings of the published scheduler.
@@ -154,7 +154,11 @@ impl ThunderAgent {
     pub(crate) fn new(config: &AdmissionConfig) -> Self {
         Self {
             config: config.thunderagent.clone(),
-            table: Table::new(config.programs_max, config.program_idle_ttl, config.thunderagent.shared_once),
+            table: Table::new(
+                config.programs_max,
+                config.program_idle_ttl,
+                Rules { heads_count_once: config.thunderagent.shared_once, kin_ranks: false },
+            ),
             next_tick: None,
         }
     }
@@ -254,7 +258,7 @@ impl ThunderAgent {
     }
 
     fn tick(&mut self, now: Time, out: &mut Vec<Action>) {
-        self.table.expire(now, |_| {});
+        self.table.expire(now, |_, _| {});
         self.demote(now);
         self.resume(now, out);
         self.force(now, out);

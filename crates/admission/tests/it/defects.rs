@@ -14,7 +14,13 @@ const GATES: [&str; 3] = ["thunderagent", "tandem", "idle_lease"];
 
 fn worlds(capacities: &[u64]) -> Vec<World> {
     // 100 tokens a second, so that small pools keep idle programs for a while.
-    let tandem = TandemConfig { prefill_tokens_per_s: 100.0, ..TandemConfig::default() };
+    let tandem = TandemConfig {
+        prefill_tokens_per_s: 100.0,
+        admit: 0.95,
+        pause: 1.0,
+        pause_to: 0.98,
+        ..TandemConfig::default()
+    };
     let config = |name: &str| AdmissionConfig {
         policy: name.to_owned(),
         tandem: tandem.clone(),

@@ -4,6 +4,7 @@
 
 mod article;
 mod defects;
+mod kin;
 mod random;
 mod support;
 mod tandem;

@@ -7,8 +7,8 @@ use tandem_admission::{
     by_name,
 };
 use tandem_types::{
-    EngineId, MatchSource, PrefixMatch, ProgramKey, SessionId, TenantId, Time, TurnId, Usage, WorkerId,
-    WorkerPrefix,
+    EngineId, GroupId, MatchSource, PrefixMatch, ProgramKey, SessionId, TenantId, Time, TurnId, Usage,
+    WorkerId, WorkerPrefix,
 };
 
 pub(crate) const BLOCK: u32 = 10;
@@ -44,6 +44,14 @@ pub(crate) fn lies(at: &[(WorkerId, u64)], prompt: u64) -> PrefixMatch {
 pub(crate) enum Fate {
     Held(HoldReason),
     Runs(Grant),
+}
+
+/// Whom a turn stands for, beside its program.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Kin {
+    pub(crate) tenant: Option<&'static str>,
+    pub(crate) parent: Option<&'static str>,
+    pub(crate) group: Option<&'static str>,
 }
 
 pub(crate) struct World {
@@ -109,14 +117,23 @@ impl World {
     }
 
     pub(crate) fn arrive_with(&mut self, program: &str, prompt: u64, prefix: &PrefixMatch) -> u64 {
+        self.arrive_of(&Kin::default(), program, prompt, prefix)
+    }
+
+    pub(crate) fn arrive_of(&mut self, kin: &Kin, program: &str, prompt: u64, prefix: &PrefixMatch) -> u64 {
         self.next += 1;
         let turn = TurnId(self.next);
-        let program = key(program);
+        let mut program = key(program);
+        if let Some(tenant) = kin.tenant {
+            program.tenant = TenantId::new(tenant).expect("an id");
+        }
+        let parent = kin.parent.map(key);
+        let group = kin.group.map(|group| GroupId::new(group).expect("an id"));
         self.tell(&Event::Arrived(Arrival {
             turn,
             program: Some(&program),
-            parent: None,
-            group: None,
+            parent: parent.as_ref(),
+            group: group.as_ref(),
             prompt_tokens: prompt,
             prefix,
             last: false,

@@ -8,7 +8,15 @@ use crate::support::{World, key, lies, w};
 
 /// 100 tokens a second: a pool of 10,000 tokens has a horizon of 100 s.
 fn config(change: impl FnOnce(&mut TandemConfig)) -> AdmissionConfig {
-    let mut tandem = TandemConfig { prefill_tokens_per_s: 100.0, ..TandemConfig::default() };
+    let mut tandem = TandemConfig {
+        prefill_tokens_per_s: 100.0,
+        admit: 0.95,
+        pause: 1.0,
+        pause_to: 0.98,
+        patience: 1.0,
+        reprefill_share: 0.05,
+        ..TandemConfig::default()
+    };
     change(&mut tandem);
     AdmissionConfig { policy: "tandem".to_owned(), tandem, ..AdmissionConfig::default() }
 }
@@ -157,10 +165,10 @@ fn a_resumed_program_goes_home_when_its_cache_still_lies_there() {
     assert_eq!(world.worker(a), w(0), "worker 1 is empty, but home has room too");
 }
 
-/// 5 % of one worker's time, 100 tokens a second: after 60 s the budget pays for 300 tokens.
+/// 5 % of one worker's time, 100 tokens a second, each counted twice: after 60 s the budget pays for 150 tokens.
 #[test]
 fn an_overdue_turn_takes_a_place_as_the_budget_allows() {
-    for (share, tokens, runs) in [(0.05, 250, true), (0.05, 1_500, false), (0.0, 250, false)] {
+    for (share, tokens, runs) in [(0.05, 125, true), (0.05, 250, false), (0.0, 125, false)] {
         let settings = |c: &mut TandemConfig| {
             c.reprefill_share = share;
             c.give_way = 0.0;
@@ -169,7 +177,7 @@ fn an_overdue_turn_takes_a_place_as_the_budget_allows() {
         let mut world = World::new(&config(settings), &[10_000]);
         world.arrive("runs", 9_400 - tokens);
         world.acting("small", tokens);
-        let late = world.arrive("late", 200);
+        let late = world.arrive("late", 120);
         assert!(!world.runs(late));
         // small keeps coming back, so that it is always expected.
         for i in 1..60_u32 {
