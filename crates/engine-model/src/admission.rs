@@ -12,8 +12,11 @@
 
 use tandem_types::Time;
 
+use crate::chain::Chain;
 use crate::engine::{EngineModel, Slot};
 use crate::pass::{Admission, Loaded, Pass};
+use crate::request::Request;
+use crate::seq::Handed;
 use crate::tiers::{Found, SharedStore};
 
 impl EngineModel {
@@ -28,6 +31,31 @@ impl EngineModel {
         (cached as u32, (cached - held) as u32)
     }
 
+    /// Leading blocks of a prompt that lie here, at most all but the one with its last token: on the device; there
+    /// or in host memory; there, in host memory or on disk. Each figure includes the one before. Copies on their
+    /// way count as nothing, and nothing counts as used by being looked up.
+    #[must_use]
+    pub fn resident_prefix(&self, request: &Request) -> [u32; 3] {
+        let Request { prompt, output, namespace, .. } = request;
+        let (tokens, block_size) = (prompt.len(), self.config.block_size);
+        if tokens == 0 || !self.config.prefix_caching {
+            return [0; 3];
+        }
+        let chain = Chain::new(prompt, output, namespace, block_size, tokens);
+        let limit = ((tokens - 1) / block_size) as usize;
+        let device = self.pool.cached_prefix(&chain, limit) as u32;
+        if !self.tiers.any() {
+            return [device; 3];
+        }
+        let below = |disk: bool| {
+            let lies = |key: &u64| self.pool.contains(*key) || self.tiers.holds(*key, disk);
+            let rest = (device as usize..limit).map_while(|i| chain.get(i)).take_while(lies).count();
+            // Bounded by `limit`.
+            device + rest as u32
+        };
+        [device, below(false), below(true)]
+    }
+
     /// Moves the head of the queue, of which `cached` leading blocks are cached, into the batch and
     /// schedules `tokens` tokens of it. The caller has checked that the blocks are there; yet block ids that
     /// are not prefix-chained, against their contract, mislead lookups, and then this returns `false` and
@@ -37,6 +65,15 @@ impl EngineModel {
         let found = self.pool.hold_prefix(&seq.chain, cached as usize, &mut seq.blocks);
         // At most `cached`.
         seq.computed = found as u32 * self.config.block_size;
+        let limit = (seq.total() - 1) / self.config.block_size;
+        let handed = seq.handed == Handed::Fetched && found as u32 == limit;
+        let tokens = if handed {
+            // The part of a block behind the whole ones came too; what is left is the token that is decoded upon.
+            seq.computed = seq.total() - 1;
+            1
+        } else {
+            tokens
+        };
         if self.lacking(slot, tokens) > self.pool.free() {
             self.drop_blocks(slot);
             return false;
@@ -46,7 +83,7 @@ impl EngineModel {
         let seq = &mut self.seqs[slot as usize];
         self.counters.waiting_tokens -= u64::from(seq.total());
         seq.committed = found;
-        seq.target = seq.total();
+        seq.target = if handed { seq.computed } else { seq.total() };
         let loaded = loaded(seq.loaded.unwrap_or_default(), seq.computed, self.config.block_size);
         let on_device = seq.computed - loaded.tokens();
         let resumed = seq.first_cached.is_some();
@@ -77,10 +114,18 @@ impl EngineModel {
         store: &mut dyn SharedStore,
         pass: &mut Pass,
     ) -> bool {
-        if !self.tiers.any() || self.seqs[slot as usize].loaded.is_some() {
+        let seq = &mut self.seqs[slot as usize];
+        let handed = std::mem::take(&mut seq.handed);
+        if handed == Handed::Fetched {
+            seq.handed = handed;
             return false;
         }
-        let seq = &mut self.seqs[slot as usize];
+        if let Handed::There(gb_s) = handed {
+            return self.start_fetch(slot, cached, gb_s, pass);
+        }
+        if !self.tiers.any() || seq.loaded.is_some() {
+            return false;
+        }
         let limit = ((seq.total() - 1) / self.config.block_size) as usize;
         let keys: Vec<u64> = (0..limit).map_while(|i| seq.chain.get(i)).collect();
         let found = self.tiers.find(keys.get(cached as usize..).unwrap_or_default(), store, pass.starts_at);
@@ -90,17 +135,44 @@ impl EngineModel {
         if found.blocks() == 0 {
             return false;
         }
+        if !self.set_aside(slot, cached, found.blocks(), pass) {
+            return false;
+        }
+        let ready_at = self.tiers.read(found, store, pass.starts_at);
+        let seq = &mut self.seqs[slot as usize];
+        (seq.loaded, seq.ready_at) = (Some(found), ready_at);
+        true
+    }
+
+    /// Begins to fetch what is not cached of a prompt that another engine computed; returns whether the request now
+    /// waits for that.
+    fn start_fetch(&mut self, slot: Slot, cached: u32, gb_s: f64, pass: &mut Pass) -> bool {
+        let seq = &mut self.seqs[slot as usize];
+        // Blocks without a name could not be found again when they are there.
+        let named = seq.chain.len() as u32;
+        let missing = ((seq.total() - 1) / self.config.block_size).min(named) - cached.min(named);
+        (seq.handed, seq.loaded) = (Handed::Fetched, Some(Found::default()));
+        if missing == 0 || !self.set_aside(slot, cached, missing, pass) {
+            return false;
+        }
+        let ready_at = self.tiers.fetched_at(missing, gb_s, pass.starts_at);
+        self.seqs[slot as usize].ready_at = ready_at;
+        true
+    }
+
+    /// Takes hold of `cached` blocks of the head of the queue and of `more` empty ones, and moves it to where it
+    /// waits for these to be filled; or changes nothing and returns `false`.
+    fn set_aside(&mut self, slot: Slot, cached: u32, more: u32, pass: &mut Pass) -> bool {
+        let seq = &mut self.seqs[slot as usize];
         let held = self.pool.hold_prefix(&seq.chain, cached as usize, &mut seq.blocks);
-        if held < cached as usize || !self.take_blocks(slot, found.blocks(), pass) {
+        if held < cached as usize || !self.take_blocks(slot, more, pass) {
             self.drop_blocks(slot);
             return false;
         }
+        self.seqs[slot as usize].committed = held;
         let key = self.queue_key(slot);
         self.waiting.remove(&key);
         self.loading.push(slot);
-        let ready_at = self.tiers.read(found, store, pass.starts_at);
-        let seq = &mut self.seqs[slot as usize];
-        (seq.loaded, seq.ready_at, seq.committed) = (Some(found), ready_at, held);
         true
     }
 
@@ -108,7 +180,8 @@ impl EngineModel {
     pub(crate) fn cancel_load(&mut self) -> bool {
         let Some(slot) = self.loading.pop() else { return false };
         self.drop_blocks(slot);
-        self.seqs[slot as usize].loaded = Some(Found::default());
+        let seq = &mut self.seqs[slot as usize];
+        (seq.loaded, seq.handed) = (Some(Found::default()), Handed::No);
         let key = self.queue_key(slot);
         self.waiting.insert(key);
         true

@@ -23,7 +23,7 @@ use crate::events;
 use crate::pass::{Finish, Load, Pass, TokenOutput};
 use crate::pool::{KeyHasher, Pool};
 use crate::request::{Namespace, Output, Prompt, Refusal, Request, RequestKey};
-use crate::seq::Seq;
+use crate::seq::{Handed, Seq};
 use crate::sglang::NewTokenRatio;
 use crate::tiers::{NoStore, SharedStore, Tiers};
 use crate::timing::PassShape;
@@ -111,7 +111,22 @@ impl EngineModel {
     /// # Errors
     /// [`Refusal`] when it can never run.
     pub fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        self.submit_from(request, Handed::No)
+    }
+
+    /// As [`submit`](Self::submit), for a request whose prompt another engine has computed: what of it is not cached
+    /// here is fetched from there with `gb_s` GB/s (above 0; infinite = at once) before the request is admitted, and
+    /// its first pass decodes. Transfers of several requests do not slow each other down.
+    ///
+    /// # Errors
+    /// [`Refusal`] when it can never run.
+    pub fn submit_computed(&mut self, request: Request, gb_s: f64) -> Result<(), Refusal> {
+        self.submit_from(request, Handed::There(gb_s))
+    }
+
+    fn submit_from(&mut self, request: Request, handed: Handed) -> Result<(), Refusal> {
         let seq = self.accept(request).inspect_err(|_| self.counters.refused += 1)?;
+        let seq = Seq { handed, ..seq };
         let id = seq.id;
         let slot = match self.vacant.pop() {
             Some(slot) => {
@@ -192,6 +207,7 @@ impl EngineModel {
             generated: 0,
             first_cached: None,
             loaded: None,
+            handed: Handed::No,
             ready_at: Time::ZERO,
         })
     }
@@ -418,6 +434,7 @@ impl EngineModel {
         let seq = &mut self.seqs[slot as usize];
         seq.order = order;
         seq.loaded = None;
+        seq.handed = Handed::No;
         pass.preempted.push(seq.id);
         self.counters.preemptions += 1;
         self.enqueue(slot);

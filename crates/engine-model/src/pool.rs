@@ -69,7 +69,9 @@ impl Copies {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
+    /// The blocks that were ever handed out. The others are empty and come before all in the free queue.
     blocks: Vec<Block>,
+    total: u32,
     /// Key to its block, or to any of its copies.
     index: HashMap<u64, BlockIx, BuildHasherDefault<KeyHasher>>,
     /// Copies of the keys that have, or had, more than one.
@@ -86,33 +88,21 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool of `total` empty blocks.
     pub(crate) fn new(total: u32, uncached_first: bool) -> Self {
-        let block = Block {
-            key: 0,
-            refs: 0,
-            prev: NONE,
-            next: NONE,
-            age: 0,
-            child: NONE,
-            cached: false,
-            copied: false,
-        };
-        let mut pool = Self {
-            blocks: vec![block; total as usize],
+        Self {
+            blocks: Vec::new(),
+            total,
             index: HashMap::default(),
             copies: HashMap::default(),
             first_free: NONE,
             last_free: NONE,
-            free: 0,
+            free: total,
             cached_free: 0,
             uncached_first,
-        };
-        (0..total).for_each(|block| pool.enqueue_last(block));
-        pool
+        }
     }
 
-    pub(crate) fn total(&self) -> u32 {
-        // The pool was made from a u32 count.
-        self.blocks.len() as u32
+    pub(crate) const fn total(&self) -> u32 {
+        self.total
     }
 
     /// Blocks that nobody holds, cached or empty.
@@ -166,8 +156,7 @@ impl Pool {
             return false;
         }
         for _ in 0..count {
-            let block = self.first_free;
-            self.dequeue(block);
+            let block = self.next_free();
             if self.block(block).cached {
                 let key = self.forget(block);
                 evicted(key);
@@ -176,6 +165,29 @@ impl Pool {
             into.push(block);
         }
         true
+    }
+
+    /// Takes the block that is to be used next out of the free queue, which is not empty.
+    fn next_free(&mut self) -> BlockIx {
+        // Fewer than `total`, a u32.
+        let unused = self.blocks.len() as u32;
+        if unused == self.total {
+            let block = self.first_free;
+            self.dequeue(block);
+            return block;
+        }
+        self.blocks.push(Block {
+            key: 0,
+            refs: 0,
+            prev: NONE,
+            next: NONE,
+            age: 0,
+            child: NONE,
+            cached: false,
+            copied: false,
+        });
+        self.free -= 1;
+        unused
     }
 
     /// Gives up one hold.
@@ -434,10 +446,11 @@ mod tests {
             queue.push(block);
             block = pool.block(block).next;
         }
-        assert_eq!(queue.len(), pool.free() as usize);
+        let unused = pool.total() as usize - pool.blocks.len();
+        assert_eq!(queue.len() + unused, pool.free() as usize);
         assert!(queue.iter().all(|b| pool.block(*b).refs == 0));
         let held = pool.blocks.iter().filter(|b| b.refs > 0).count();
-        assert_eq!(held + queue.len(), pool.total() as usize);
+        assert_eq!(held + queue.len() + unused, pool.total() as usize);
         assert_eq!(pool.cached_free() as usize, queue.iter().filter(|b| pool.block(**b).cached).count());
         let holds: usize = users.iter().map(|user| user.blocks.len()).sum();
         assert_eq!(pool.blocks.iter().map(|b| b.refs as usize).sum::<usize>(), holds);

@@ -21,6 +21,7 @@
 //!     (12 * 92) / (12 * 62), query heads per GPU times layers; k = 23,552 B / (0.86 * 3.35 TB/s) with fp8 KV.
 
 use crate::config::{EngineConfig, Flavor};
+use crate::tiers::TiersConfig;
 use crate::timing::{CompactModel, TimingModel};
 
 /// A named deployment: model, GPU, parallelism.
@@ -30,6 +31,8 @@ pub struct Profile {
     summary: &'static str,
     /// KV pool in tokens.
     pool_tokens: u32,
+    /// KV of a token on one GPU, in bytes: 2 * layers * max(1, KV heads / TP) * head size * bytes of a value.
+    token_bytes: u64,
     /// Tokens per pass.
     budget: u32,
     max_model_len: u32,
@@ -89,6 +92,7 @@ const PROFILES: &[Profile] = &[
         name: "glm-4.6-h100-tp8",
         summary: "GLM-4.6 (355B-A32B, fp8), fp8 KV, 8x H100-80; derived, not measured",
         pool_tokens: 1_180_000,
+        token_bytes: 23_552,
         budget: 8_192,
         max_model_len: 202_752,
         prefill: [37.5, 0.026_77, 9.35e-7],
@@ -99,6 +103,7 @@ const PROFILES: &[Profile] = &[
         name: "llama-70b-h100-tp4",
         summary: "Llama-3.1-70B (bf16), bf16 KV, 4x H100-80",
         pool_tokens: 454_016,
+        token_bytes: 81_920,
         budget: 8_192,
         max_model_len: 131_072,
         prefill: [7.28, 0.0605, 9.99e-7],
@@ -109,6 +114,7 @@ const PROFILES: &[Profile] = &[
         name: "minimax-m2.5-h100-tp4",
         summary: "MiniMax-M2.5 (230B-A10B, fp8), fp8 KV, 4x H100-80",
         pool_tokens: 468_626,
+        token_bytes: 31_744,
         budget: 8_192,
         max_model_len: 196_608,
         prefill: [25.3, 0.016_73, 6.30e-7],
@@ -119,6 +125,7 @@ const PROFILES: &[Profile] = &[
         name: "minimax-m2.5-h100-tp4-bf16kv",
         summary: "MiniMax-M2.5 (230B-A10B, fp8), bf16 KV, 4x H100-80",
         pool_tokens: 234_313,
+        token_bytes: 63_488,
         budget: 8_192,
         max_model_len: 196_608,
         prefill: [25.3, 0.016_73, 6.30e-7],
@@ -129,6 +136,7 @@ const PROFILES: &[Profile] = &[
         name: "qwen3-30b-a3b-h100-tp1",
         summary: "Qwen3-30B-A3B (bf16), bf16 KV, one H100-80; decode derived, not measured",
         pool_tokens: 118_341,
+        token_bytes: 98_304,
         budget: 8_192,
         max_model_len: 262_144,
         prefill: [23.6, 0.009_989, 1.333e-6],
@@ -139,6 +147,7 @@ const PROFILES: &[Profile] = &[
         name: "qwen3-30b-a3b-h20-tp4",
         summary: "Qwen3-30B-A3B (bf16), bf16 KV, 4x H20-3e, 75 % of memory; prefill derived from peak FLOPS",
         pool_tokens: 3_807_728,
+        token_bytes: 24_576,
         budget: 32_768,
         max_model_len: 32_768,
         prefill: [9.36, 0.006_33 * 6.7, 3.00e-7 * 6.7],
@@ -149,6 +158,7 @@ const PROFILES: &[Profile] = &[
         name: "qwen3-30b-a3b-h200-tp4",
         summary: "Qwen3-30B-A3B (bf16), bf16 KV, 4x H200, 75 % of memory",
         pool_tokens: 3_807_728,
+        token_bytes: 24_576,
         budget: 8_192,
         max_model_len: 262_144,
         prefill: [9.36, 0.006_33, 3.00e-7],
@@ -224,6 +234,7 @@ impl Profile {
             max_num_batched_tokens: self.budget,
             max_model_len: Some(self.max_model_len),
             timing: self.timing(),
+            tiers: TiersConfig { token_bytes: self.token_bytes, ..TiersConfig::default() },
             ..EngineConfig::default()
         }
     }

@@ -10,6 +10,18 @@ use crate::pool::BlockIx;
 use crate::request::{Namespace, Output, Prompt, RequestKey};
 use crate::tiers::Found;
 
+/// Where the KV of a prompt stands that another engine computed.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) enum Handed {
+    /// No other engine did, or what it did is lost.
+    #[default]
+    No,
+    /// It lies there and is to be fetched with so many GB/s.
+    There(f64),
+    /// It is under way, or has arrived and waits for its admission.
+    Fetched,
+}
+
 /// One request that is waiting or running.
 #[derive(Debug, Clone)]
 pub(crate) struct Seq {
@@ -43,6 +55,8 @@ pub(crate) struct Seq {
     pub(crate) first_cached: Option<u32>,
     /// What was read from lower tiers for the next admission; `None` = not looked there yet.
     pub(crate) loaded: Option<Found>,
+    /// How its prompt's KV, which another engine computed, comes here.
+    pub(crate) handed: Handed,
     /// When the blocks under way from lower tiers are there.
     pub(crate) ready_at: Time,
 }

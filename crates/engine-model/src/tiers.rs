@@ -135,6 +135,12 @@ impl Tiers {
             .map(|store| store.as_ref().map_or((0, 0), |store| (store.blocks.len(), store.blocks.capacity())))
     }
 
+    /// Whether a block lies in host memory or, if asked, on disk.
+    pub(crate) fn holds(&self, key: u64, disk: bool) -> bool {
+        let holds = |store: &Option<Store>| store.as_ref().is_some_and(|store| store.blocks.contains(key));
+        holds(&self.host) || (disk && holds(&self.disk))
+    }
+
     /// When the next copy arrives.
     pub(crate) fn next_arrival(&self) -> Option<Time> {
         [self.host.as_ref().map(|s| &s.ways), self.disk.as_ref().map(|s| &s.ways), self.shared.as_ref()]
@@ -298,6 +304,11 @@ impl Tiers {
             end = end.max(shared.read(bytes, now));
         }
         end
+    }
+
+    /// When blocks that are fetched from another engine from `now` on are all there.
+    pub(crate) fn fetched_at(&self, blocks: u32, gb_s: f64, now: Time) -> Time {
+        Link::default().transfer(now, (self.block_bytes * f64::from(blocks)) as u64, gb_s)
     }
 
     /// A request uses these blocks: they become the most recently used ones, the last first.

@@ -7,6 +7,7 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::PlayOrder;
 use tandem_types::{ProgramKey, SessionId, TenantId, Time};
 use tandem_workload::{Dep, Node, NodeNo, Prompts, SessionNo, Trigger, Workload, mix};
 
@@ -225,14 +226,15 @@ pub(crate) struct Ended {
 #[derive(Debug)]
 pub(crate) struct Order {
     plays: usize,
+    order: PlayOrder,
     seed: u64,
     next: usize,
     list: Vec<usize>,
 }
 
 impl Order {
-    pub(crate) fn new(plays: usize, seed: u64) -> Self {
-        Self { plays, seed, next: 0, list: Vec::new() }
+    pub(crate) fn new(plays: usize, order: PlayOrder, seed: u64) -> Self {
+        Self { plays, order, seed, next: 0, list: Vec::new() }
     }
 
     /// The next play and its round.
@@ -242,7 +244,9 @@ impl Order {
         if at == 0 {
             let seed = mix(self.seed, round as u64);
             self.list = (0..self.plays).collect();
-            self.list.sort_by_key(|play| mix(seed, *play as u64));
+            if self.order == PlayOrder::Shuffled {
+                self.list.sort_by_key(|play| mix(seed, *play as u64));
+            }
         }
         self.next += 1;
         (self.list.get(at).copied().unwrap_or(0), u32::try_from(round).unwrap_or(u32::MAX))
@@ -257,4 +261,23 @@ impl Order {
 /// A pause cut to what may pass while nothing goes on.
 pub(crate) fn skipped(now: Time, next: Time, cap: Option<Duration>) -> Duration {
     cap.map_or(Duration::ZERO, |cap| next.since(now).saturating_sub(cap))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plays_come_as_recorded_or_in_another_order_each_round() {
+        let draws = |order, count| {
+            let mut order = Order::new(3, order, 9);
+            (0..count).map(|_| order.draw()).collect::<Vec<_>>()
+        };
+        assert_eq!(draws(PlayOrder::Recorded, 5), [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]);
+        let shuffled = draws(PlayOrder::Shuffled, 12);
+        let rounds: Vec<Vec<usize>> =
+            shuffled.chunks(3).map(|round| round.iter().map(|(play, _)| *play).collect()).collect();
+        assert!(rounds.iter().all(|round| round.iter().sum::<usize>() == 3), "each once");
+        assert!(rounds.windows(2).any(|pair| pair.first() != pair.last()));
+    }
 }

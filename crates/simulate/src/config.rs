@@ -21,6 +21,16 @@ pub enum Arrivals {
     },
 }
 
+/// In which order lanes take plays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PlayOrder {
+    /// By the seed, anew for each round.
+    #[default]
+    Shuffled,
+    /// That of the workload.
+    Recorded,
+}
+
 /// One point of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimConfig {
@@ -28,10 +38,22 @@ pub struct SimConfig {
     pub engine: EngineConfig,
     /// How many workers, at least 1.
     pub workers: u32,
+    /// So many of them only compute prompts, and the others only answer; 0 = each does both.
+    pub prefill_workers: u32,
+    /// How fast a prompt's KV goes from the one to the other, GB/s for the bytes that
+    /// [`TiersConfig::token_bytes`](tandem_engine_model::TiersConfig) counts; above 0, infinite = at once.
+    pub handover_gb_s: f64,
+    /// A store that all workers share, in tokens; 0 = none. Each worker's link to it is
+    /// [`TiersConfig::shared`](tandem_engine_model::TiersConfig).
+    pub shared_tokens: u64,
+    /// How fast all workers together read from it, GB/s; above 0, infinite = no bound.
+    pub shared_gb_s: f64,
     /// The scheduler, with its policy.
     pub scheduler: SchedulerConfig,
     /// When sessions begin.
     pub arrivals: Arrivals,
+    /// In which order lanes take plays.
+    pub order: PlayOrder,
     /// Seed of the scheduler's ties and of the order of plays.
     pub seed: u64,
     /// Time before measuring begins.
@@ -45,6 +67,12 @@ pub struct SimConfig {
     pub hold_max: Duration,
     /// Whether clients say that a session has ended.
     pub announce_end: bool,
+    /// A session fares well if no time to a first token of its is above this.
+    pub slo_ttft: Duration,
+    /// Whether to work out what a cache that knows the future would have found
+    /// ([`Report::belady_reused_ratio`](crate::Report)); it takes time and memory in proportion to the blocks of all
+    /// prompts.
+    pub belady: bool,
 }
 
 impl Default for SimConfig {
@@ -52,14 +80,21 @@ impl Default for SimConfig {
         Self {
             engine: EngineConfig::default(),
             workers: 1,
+            prefill_workers: 0,
+            handover_gb_s: f64::INFINITY,
+            shared_tokens: 0,
+            shared_gb_s: f64::INFINITY,
             scheduler: SchedulerConfig::default(),
             arrivals: Arrivals::Recorded { speedup: 1.0 },
+            order: PlayOrder::Shuffled,
             seed: 1,
             warmup: Duration::ZERO,
             duration: None,
             idle_cap: None,
             hold_max: Duration::from_secs(1_800),
             announce_end: true,
+            slo_ttft: Duration::from_secs(30),
+            belady: false,
         }
     }
 }
@@ -74,10 +109,21 @@ pub enum SimError {
     /// The speed-up of arrivals makes no sense.
     #[error("the speed-up of arrivals must be finite and above 0")]
     Speedup,
+    /// A link carries nothing.
+    #[error("{0} must be above 0 GB/s")]
+    Link(&'static str),
+    /// Prompts have workers of their own and answers have none.
+    #[error("of {workers} workers {prefill} only compute prompts: at least one must be left to answer")]
+    NobodyAnswers {
+        /// Workers in all.
+        workers: u32,
+        /// Of these, those that compute prompts.
+        prefill: u32,
+    },
     /// The workload has no requests.
     #[error("the workload is empty")]
     Empty,
-    /// Lanes without a duration would run for ever on a workload that comes again.
+    /// The engines' settings.
     #[error("{0}")]
     Engine(#[from] tandem_engine_model::ConfigError),
     /// The scheduler's settings.
@@ -89,6 +135,17 @@ impl SimConfig {
     pub(crate) fn check(&self) -> Result<(), SimError> {
         if self.workers == 0 {
             return Err(SimError::Zero("workers"));
+        }
+        if self.prefill_workers >= self.workers {
+            return Err(SimError::NobodyAnswers { workers: self.workers, prefill: self.prefill_workers });
+        }
+        for (name, gb_s) in [
+            ("the link between prefill and decode", self.handover_gb_s),
+            ("the shared store", self.shared_gb_s),
+        ] {
+            if gb_s.is_nan() || gb_s <= 0.0 {
+                return Err(SimError::Link(name));
+            }
         }
         match self.arrivals {
             Arrivals::Lanes { lanes: 0 } => Err(SimError::Zero("lanes")),

@@ -1,20 +1,18 @@
 //! The event loop.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use tandem_engine_model::{EngineModel, Namespace, Output, Pass, Prompt, Request, RequestKey};
 use tandem_scheduler::{Effect, Input, Scheduler, TurnArrival, TurnOutcome, TurnResult};
 use tandem_types::{
-    EngineId, EngineKind, MatchSource, PrefixMatch, ProgramKey, RequestClass, RouteWishes, Time, TurnId,
-    Usage, WorkerId, WorkerInfo, WorkerPrefix,
+    EngineKind, ProgramKey, RequestClass, RouteWishes, Time, TurnId, Usage, WorkerId, WorkerInfo,
 };
 use tandem_workload::{Trigger, Workload};
 
 use crate::clients::{Ask, Clients, Order, skipped};
 use crate::config::{Arrivals, SimConfig, SimError};
+use crate::fleet::{Fleet, Next, Work, worker};
 use crate::measure::{Done, Measure};
 use crate::report::Report;
 
@@ -35,6 +33,8 @@ pub struct Progress {
 enum Event {
     /// A worker's pass is over.
     PassEnds(u32),
+    /// A copy from a lower tier arrives at a worker.
+    Wakes(u32),
     /// A client sends a request.
     Send(Ask),
     /// A lane takes its next play.
@@ -48,22 +48,20 @@ enum Event {
 struct Live {
     ask: Ask,
     program: ProgramKey,
-    ids: Arc<[u64]>,
+    work: Work,
     /// When the client sent it first.
     sent: Time,
     held_since: Option<Time>,
     held: Option<Duration>,
     worker: Option<u32>,
+    /// The worker that computes its prompt for that one.
+    prefill: Option<u32>,
     first: Option<Time>,
-    cached: u32,
+    second: Option<Time>,
+    cached: Option<u32>,
+    /// Tokens that it found cached when it came back from preemptions.
+    cached_again: u64,
     ideal: u32,
-}
-
-struct Engine {
-    model: EngineModel,
-    pass: Pass,
-    running: bool,
-    turns: u64,
 }
 
 /// Simulates one point. `progress` is called now and then.
@@ -101,13 +99,15 @@ struct Sim<'a> {
     order: Order,
     scheduler: Scheduler,
     effects: Vec<Effect>,
-    engines: Vec<Engine>,
+    fleet: Fleet,
     turns: BTreeMap<TurnId, Live>,
     next_turn: u64,
     held: u32,
     measure: Measure,
     completed: u64,
     due: Vec<(Time, Ask)>,
+    /// Workers that may begin a pass when all that happens at this time has happened.
+    ready: BTreeSet<u32>,
     stop_at: Option<Time>,
     /// Requests that are sent and not answered.
     open: usize,
@@ -117,16 +117,11 @@ struct Sim<'a> {
 
 impl<'a> Sim<'a> {
     fn new(workload: &'a Workload, config: &'a SimConfig) -> Result<Self, SimError> {
-        let engine = || -> Result<Engine, SimError> {
-            let model = EngineModel::new(config.engine.clone())?;
-            Ok(Engine { model, pass: Pass::default(), running: false, turns: 0 })
-        };
-        let engines = (0..config.workers).map(|_| engine()).collect::<Result<_, _>>()?;
         let from = Time::ZERO + config.warmup;
         let until = config.duration.map(|duration| from + duration);
         let clients = Clients::new(workload);
         Ok(Self {
-            order: Order::new(clients.plan.plays(), config.seed),
+            order: Order::new(clients.plan.plays(), config.order, config.seed),
             config,
             now: Time::ZERO,
             queue: BinaryHeap::new(),
@@ -134,13 +129,14 @@ impl<'a> Sim<'a> {
             clients,
             scheduler: Scheduler::new(config.scheduler.clone(), config.seed)?,
             effects: Vec::new(),
-            engines,
+            fleet: Fleet::new(config)?,
             turns: BTreeMap::new(),
             next_turn: 0,
             held: 0,
-            measure: Measure::new(from, until),
+            measure: Measure::new(config, from, until),
             completed: 0,
             due: Vec::new(),
+            ready: BTreeSet::new(),
             stop_at: until,
             open: 0,
             first_sent: BTreeMap::new(),
@@ -163,7 +159,8 @@ impl<'a> Sim<'a> {
             ..WorkerInfo::new(EngineKind::Vllm)
         };
         for index in 0..self.config.workers {
-            self.tell(Input::WorkerUp { worker: worker(index), info: info.clone() });
+            let info = WorkerInfo { role: self.fleet.role(index), ..info.clone() };
+            self.tell(Input::WorkerUp { worker: worker(index), info });
         }
         match self.config.arrivals {
             Arrivals::Lanes { lanes } => {
@@ -183,6 +180,12 @@ impl<'a> Sim<'a> {
 
     /// Does what happens next; false at the end of the run.
     fn step(&mut self) -> bool {
+        let now = self.now;
+        if self.queue.peek().is_none_or(|Reverse((time, _, _))| *time > now) {
+            while let Some(index) = self.ready.pop_first() {
+                self.start(index);
+            }
+        }
         let next = self.queue.peek().map(|Reverse((time, _, _))| *time);
         // While nothing is asked for, admission's regular looks would cut a pause into pieces.
         let deadline = self.scheduler.next_deadline().filter(|_| self.open > 0);
@@ -212,6 +215,10 @@ impl<'a> Sim<'a> {
         let Some(Reverse((_, _, event))) = self.queue.pop() else { return false };
         match event {
             Event::PassEnds(index) => self.pass_ends(index),
+            Event::Wakes(index) => {
+                self.fleet.woken(index);
+                self.ready.insert(index);
+            }
             Event::Send(ask) => self.send(ask),
             Event::Lane(lane) => self.lane(lane),
             Event::Play(play) => self.begin_play(play as usize, 0, 0),
@@ -222,8 +229,7 @@ impl<'a> Sim<'a> {
     /// Time passes: workers that stand still while turns are held are noted.
     fn move_to(&mut self, time: Time) {
         if self.held > 0 {
-            let still = self.engines.iter().filter(|engine| !engine.running).count();
-            self.measure.stood_still(u32::try_from(still).unwrap_or(u32::MAX), self.now, time);
+            self.measure.stood_still(self.fleet.still(), self.now, time);
         }
         self.now = self.now.max(time);
     }
@@ -260,16 +266,20 @@ impl<'a> Sim<'a> {
         let Some(program) = self.clients.program(ask, node.session) else { return };
         let Some(ids) = self.clients.prompt(ask, self.config.engine.block_size) else { return };
         let ideal = self.measure.ideal(&ids, node.input_tokens, self.config.engine.block_size);
+        self.measure.sent(&ids, node.input_tokens, self.now);
         let live = Live {
             ask,
             program,
-            ids,
+            work: Work::new(node, ids),
             sent: self.first_sent.remove(&ask).unwrap_or(self.now),
             held_since: None,
             held: None,
             worker: None,
+            prefill: None,
             first: None,
-            cached: 0,
+            second: None,
+            cached: None,
+            cached_again: 0,
             ideal,
         };
         self.open += 1;
@@ -294,7 +304,7 @@ impl<'a> Sim<'a> {
             retry_key: None,
             model: None,
             input_tokens_estimate: u64::from(node.input_tokens),
-            prefix: self.prefix(&live),
+            prefix: self.fleet.prefix(&live.work, self.now),
             wishes: RouteWishes::none(),
             max_output_tokens: Some(u64::from(node.output_tokens)),
             hold_max: self.config.hold_max,
@@ -303,46 +313,11 @@ impl<'a> Sim<'a> {
         self.tell(Input::TurnArrived(arrival));
     }
 
-    /// Where the prompt's KV lies, exactly and at once.
-    fn prefix(&self, live: &Live) -> PrefixMatch {
-        let Some(request) = self.request(RequestKey(0), live) else { return PrefixMatch::unknown() };
-        let block_size = self.config.engine.block_size;
-        let mut workers = Vec::new();
-        for (index, engine) in (0u32..).zip(&self.engines) {
-            let blocks = engine.model.cached_prefix(&request) / block_size;
-            if blocks > 0 {
-                workers.push(WorkerPrefix {
-                    worker: worker(index),
-                    device: blocks,
-                    host: blocks,
-                    disk: blocks,
-                    source: MatchSource::Exact,
-                });
-            }
-        }
-        let blocks = request.prompt.len() / block_size;
-        PrefixMatch { block_size, blocks, workers, ..PrefixMatch::unknown() }
-    }
-
-    fn request(&self, id: RequestKey, live: &Live) -> Option<Request> {
-        let node = self.clients.plan.node(live.ask.node)?;
-        Some(Request {
-            id,
-            prompt: Prompt::Blocks { ids: Arc::clone(&live.ids), tokens: node.input_tokens },
-            output: Output::Seeded { seed: id.0, tokens: node.output_tokens },
-            max_output_tokens: node.output_tokens,
-            priority: -node.priority,
-            namespace: Namespace::default(),
-            session: None,
-            arrival: self.now,
-        })
-    }
-
     fn carry_out(&mut self) {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
             match effect {
-                Effect::Dispatch { turn, worker, .. } => self.dispatch(turn, worker),
+                Effect::Dispatch { turn, worker, prefill, .. } => self.dispatch(turn, worker, prefill),
                 Effect::Hold { turn, .. } => {
                     if let Some(live) = self.turns.get_mut(&turn) {
                         live.held_since = Some(self.now);
@@ -369,26 +344,25 @@ impl<'a> Sim<'a> {
         }
     }
 
-    fn dispatch(&mut self, turn: TurnId, to: WorkerId) {
+    fn dispatch(&mut self, turn: TurnId, to: WorkerId, prefill: Option<WorkerId>) {
         self.let_go(turn);
-        let Some(live) = self.turns.get(&turn) else { return };
-        let Some(request) = self.request(RequestKey(turn.0), live) else { return };
+        let Some(live) = self.turns.get_mut(&turn) else { return };
         let ask = live.ask;
-        let index = to.engine.0;
-        let Some(engine) = self.engines.get_mut(index as usize) else { return };
-        engine.turns += 1;
-        if engine.model.submit(request).is_err() {
+        let (answers, computes) = (to.engine.0, prefill.map(|worker| worker.engine.0));
+        (live.worker, live.prefill) = (Some(answers), computes);
+        let taken = match computes {
+            Some(index) => self.fleet.submit_prefill(index, turn.0, &live.work, self.now),
+            None => self.fleet.submit(answers, turn.0, &live.work, self.now),
+        };
+        if !taken {
             // Longer than the engine takes: it is answered with an error, and the client gives up on it.
             self.finish(turn, None);
             return;
         }
-        if let Some(live) = self.turns.get_mut(&turn) {
-            live.worker = Some(index);
-        }
         let mut due = std::mem::take(&mut self.due);
         self.clients.came(ask, Trigger::Dispatch, self.now, &mut due);
         self.schedule(due);
-        self.start_pass(index);
+        self.ready.insert(computes.unwrap_or(answers));
     }
 
     fn refused(&mut self, turn: TurnId, retry_after: Duration) {
@@ -401,29 +375,39 @@ impl<'a> Sim<'a> {
         self.open -= 1;
     }
 
-    fn start_pass(&mut self, index: u32) {
-        let Some(engine) = self.engines.get_mut(index as usize) else { return };
-        if engine.running || !engine.model.step(self.now, &mut engine.pass) {
-            return;
+    fn start(&mut self, index: u32) {
+        match self.fleet.start(index, self.now) {
+            Some(Next::PassEnds(at)) => self.at(at, Event::PassEnds(index)),
+            Some(Next::Wakes(at)) => self.at(at, Event::Wakes(index)),
+            None => {}
         }
-        engine.running = true;
-        let ends = engine.pass.ends_at;
-        self.at(ends, Event::PassEnds(index));
     }
 
     fn pass_ends(&mut self, index: u32) {
-        let Some(engine) = self.engines.get_mut(index as usize) else { return };
-        // The next pass begins when all that this one brought has been dealt with.
-        let pass = std::mem::take(&mut engine.pass);
+        let pass = self.fleet.pass(index);
+        for admission in pass.admitted.iter().filter(|admission| admission.resumed) {
+            if let Some(live) = self.turns.get_mut(&TurnId(admission.id.0)) {
+                live.cached_again += u64::from(admission.cached_tokens);
+            }
+        }
         for output in &pass.outputs {
             let turn = TurnId(output.id.0);
-            if output.index == 0 {
-                if let Some(live) = self.turns.get_mut(&turn) {
+            if output.index <= 1
+                && let Some(live) = self.turns.get_mut(&turn)
+            {
+                let computed = live.prefill == Some(index);
+                if output.index == 1 {
+                    live.second = Some(self.now);
+                } else if computed {
+                    live.cached = Some(output.cached_tokens);
+                    self.hand_over(turn);
+                    continue;
+                } else {
                     live.first = Some(self.now);
-                    live.cached = output.cached_tokens;
+                    live.cached.get_or_insert(output.cached_tokens);
+                    self.tell(Input::TurnStarted { turn });
+                    self.tell(Input::FirstToken { turn });
                 }
-                self.tell(Input::TurnStarted { turn });
-                self.tell(Input::FirstToken { turn });
             }
             if output.index > 0 && output.index % PROGRESS_TOKENS == 0 {
                 self.tell(Input::Progress { turn, generated: u64::from(output.index) });
@@ -432,11 +416,21 @@ impl<'a> Sim<'a> {
                 self.finish(turn, Some(output.index + 1));
             }
         }
-        if let Some(engine) = self.engines.get_mut(index as usize) {
-            engine.pass = pass;
-            engine.running = false;
+        self.fleet.pass_done(index, pass);
+        self.ready.insert(index);
+    }
+
+    /// A turn's prompt is computed: its KV goes to the worker that answers.
+    fn hand_over(&mut self, turn: TurnId) {
+        let Some(live) = self.turns.get_mut(&turn) else { return };
+        live.prefill = None;
+        let Some(index) = live.worker else { return };
+        if !self.fleet.submit_decode(index, turn.0, &live.work, self.now) {
+            self.finish(turn, None);
+            return;
         }
-        self.start_pass(index);
+        self.tell(Input::PrefillDone { turn });
+        self.ready.insert(index);
     }
 
     fn finish(&mut self, turn: TurnId, output: Option<u32>) {
@@ -447,7 +441,7 @@ impl<'a> Sim<'a> {
         let usage = output.map(|output| Usage {
             input_tokens: u64::from(node.input_tokens),
             output_tokens: u64::from(output),
-            cached_tokens: Some(u64::from(live.cached)),
+            cached_tokens: live.cached.map(u64::from),
             reasoning_tokens: None,
         });
         if let (Some(output), Some(first)) = (output, live.first) {
@@ -455,14 +449,16 @@ impl<'a> Sim<'a> {
                 program: &live.program,
                 sent: live.sent,
                 first,
+                second: live.second,
                 last: self.now,
                 held: live.held,
                 input: node.input_tokens,
                 output,
-                cached: live.cached,
+                cached: live.cached.unwrap_or(0),
+                cached_again: live.cached_again,
                 ideal: live.ideal,
             });
-            self.measure.computed(&live.ids);
+            self.measure.computed(&live.work.ids);
         }
         let outcome = TurnOutcome {
             result: if output.is_some() { TurnResult::Finished } else { TurnResult::Refused },
@@ -487,21 +483,17 @@ impl<'a> Sim<'a> {
         }
         let unserved = self.turns.len() as u64;
         let admission = self.scheduler.view().admission().stats;
-        let loads: Vec<_> = self.engines.iter().map(|engine| engine.model.load()).collect();
         Report {
             unserved_requests: unserved,
             forced_admissions: admission.forced,
             pauses: admission.paused,
             resumes: admission.resumed,
             moves: admission.moved,
-            preemptions: loads.iter().map(|load| load.preemptions).sum(),
-            worker_turns: self.engines.iter().map(|engine| engine.turns).collect(),
+            preemptions: self.fleet.preemptions(),
+            committed_prefill_tokens: self.fleet.prefill_tokens(),
+            worker_turns: self.fleet.turns(),
             simulated_requests: self.completed,
             ..self.measure.report(self.now, self.config.workers)
         }
     }
-}
-
-const fn worker(index: u32) -> WorkerId {
-    WorkerId { engine: EngineId(index), rank: 0 }
 }

@@ -15,11 +15,13 @@
 mod clients;
 mod config;
 mod drive;
+mod fleet;
 mod measure;
+mod oracle;
 mod policy;
 mod report;
 
-pub use config::{Arrivals, SimConfig, SimError};
+pub use config::{Arrivals, PlayOrder, SimConfig, SimError};
 pub use drive::{Progress, run};
 pub use policy::scheduler_for;
 pub use report::{Report, Stats};

@@ -26,7 +26,7 @@ fn whatever_is_held_is_served_in_the_end_and_runs_repeat() {
         let report = tight(policy);
         assert_eq!((report.unserved_requests, report.refusals), (0, 0), "{policy}");
         assert!(
-            report.held_s.count > 0,
+            report.held_ms.count > 0,
             "{policy} never held a turn: the pools are too large to show anything"
         );
         assert_eq!(report, tight(policy), "{policy}");
@@ -39,9 +39,9 @@ fn a_gate_keeps_sessions_from_evicting_each_other() {
     let (without, with) = (tight("sticky"), tight("tandem"));
     assert_eq!(with.forced_admissions, 0);
     assert!(
-        with.prefix_cache_reused_ratio > without.prefix_cache_reused_ratio,
+        with.first_admission_prefix_cache_reused_ratio > without.first_admission_prefix_cache_reused_ratio,
         "{} against {}",
-        with.prefix_cache_reused_ratio,
-        without.prefix_cache_reused_ratio
+        with.first_admission_prefix_cache_reused_ratio,
+        without.first_admission_prefix_cache_reused_ratio
     );
 }

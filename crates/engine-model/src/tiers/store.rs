@@ -68,6 +68,12 @@ impl MemoryStore {
         self.blocks.len() == 0
     }
 
+    /// How many of `keys`, from the first on and without a hole, are there; they do not count as used.
+    #[must_use]
+    pub fn leading(&self, keys: &[u64]) -> usize {
+        keys.iter().take_while(|key| self.blocks.contains(**key)).count()
+    }
+
     /// Keys held, the least recently used first.
     pub fn keys(&self) -> impl Iterator<Item = u64> + '_ {
         self.blocks.keys()
@@ -76,7 +82,7 @@ impl MemoryStore {
 
 impl SharedStore for MemoryStore {
     fn find(&mut self, keys: &[u64], _: Time) -> usize {
-        let found = keys.iter().take_while(|key| self.blocks.contains(**key)).count();
+        let found = self.leading(keys);
         // Last block first, so that of a prefix the head goes last.
         keys.iter().take(found).rev().for_each(|key| {
             self.blocks.touch(*key);

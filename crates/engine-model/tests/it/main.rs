@@ -2,6 +2,7 @@
 #![expect(clippy::expect_used, reason = "a test says by panicking what went wrong")]
 
 mod fuzz;
+mod handed;
 mod published;
 mod scenarios;
 mod sglang;

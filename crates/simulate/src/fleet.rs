@@ -1,0 +1,216 @@
+//! The modelled engines and what moves between them.
+//!
+//! Engines compute pass by pass; the event loop says when. An engine whose requests all wait for copies from lower
+//! tiers is woken when the next copy is there.
+
+use std::sync::Arc;
+
+use tandem_engine_model::{
+    EngineModel, MemoryStore, Namespace, NoStore, Output, Pass, Prompt, Request, RequestKey, SharedStore,
+};
+use tandem_types::{EngineId, MatchSource, PrefixMatch, Time, WorkerId, WorkerPrefix, WorkerRole};
+use tandem_workload::Node;
+
+use crate::config::{SimConfig, SimError};
+
+/// One engine.
+struct Engine {
+    model: EngineModel,
+    pass: Pass,
+    running: bool,
+    /// When it is woken without a pass that ends.
+    wakes_at: Option<Time>,
+    turns: u64,
+}
+
+/// What an engine does next, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Its pass ends.
+    PassEnds(Time),
+    /// Something arrives from a lower tier.
+    Wakes(Time),
+}
+
+/// A request's work for engines.
+#[derive(Debug, Clone)]
+pub(crate) struct Work {
+    /// Blocks of its prompt and answer.
+    pub(crate) ids: Arc<[u64]>,
+    pub(crate) input: u32,
+    pub(crate) output: u32,
+    /// Higher is sooner.
+    pub(crate) priority: i32,
+}
+
+impl Work {
+    pub(crate) fn new(node: &Node, ids: Arc<[u64]>) -> Self {
+        Self { ids, input: node.input_tokens, output: node.output_tokens, priority: node.priority }
+    }
+
+    fn request(&self, key: u64, output: u32, arrival: Time) -> Request {
+        Request {
+            id: RequestKey(key),
+            prompt: Prompt::Blocks { ids: Arc::clone(&self.ids), tokens: self.input },
+            output: Output::Seeded { seed: key, tokens: output },
+            max_output_tokens: output,
+            // Engines take lower ones first.
+            priority: self.priority.saturating_neg(),
+            namespace: Namespace::default(),
+            session: None,
+            arrival,
+        }
+    }
+}
+
+/// All engines.
+pub(crate) struct Fleet {
+    engines: Vec<Engine>,
+    store: Option<MemoryStore>,
+    block_size: u32,
+    /// So many of the engines, the first ones, compute prompts only.
+    prefill: u32,
+    handover_gb_s: f64,
+}
+
+impl Fleet {
+    pub(crate) fn new(config: &SimConfig) -> Result<Self, SimError> {
+        let engine = || -> Result<Engine, SimError> {
+            let model = EngineModel::new(config.engine.clone())?;
+            Ok(Engine { model, pass: Pass::default(), running: false, wakes_at: None, turns: 0 })
+        };
+        let block_size = config.engine.block_size;
+        let blocks = config.shared_tokens / u64::from(block_size);
+        let store = (blocks > 0 && config.engine.tiers.shared.is_some())
+            .then(|| MemoryStore::new(u32::try_from(blocks).unwrap_or(u32::MAX - 1), config.shared_gb_s));
+        Ok(Self {
+            engines: (0..config.workers).map(|_| engine()).collect::<Result<_, _>>()?,
+            store,
+            block_size,
+            prefill: config.prefill_workers,
+            handover_gb_s: config.handover_gb_s,
+        })
+    }
+
+    /// What a worker is there for.
+    pub(crate) const fn role(&self, index: u32) -> WorkerRole {
+        match self.prefill {
+            0 => WorkerRole::Both,
+            prefill if index < prefill => WorkerRole::Prefill,
+            _ => WorkerRole::Decode,
+        }
+    }
+
+    /// A request comes to an engine; false where it is too long for it.
+    pub(crate) fn submit(&mut self, index: u32, key: u64, work: &Work, now: Time) -> bool {
+        let Some(engine) = self.engines.get_mut(index as usize) else { return false };
+        engine.turns += 1;
+        engine.model.submit(work.request(key, work.output, now)).is_ok()
+    }
+
+    /// A request's prompt comes to an engine that only computes it.
+    pub(crate) fn submit_prefill(&mut self, index: u32, key: u64, work: &Work, now: Time) -> bool {
+        let Some(engine) = self.engines.get_mut(index as usize) else { return false };
+        engine.turns += 1;
+        engine.model.submit(work.request(key, 1, now)).is_ok()
+    }
+
+    /// A request whose prompt was computed elsewhere comes to the engine that answers it.
+    pub(crate) fn submit_decode(&mut self, index: u32, key: u64, work: &Work, now: Time) -> bool {
+        let gb_s = self.handover_gb_s;
+        let Some(engine) = self.engines.get_mut(index as usize) else { return false };
+        engine.turns += 1;
+        engine.model.submit_computed(work.request(key, work.output, now), gb_s).is_ok()
+    }
+
+    /// Lets an engine that stands still go on; what is to be put into the event queue, if anything is.
+    pub(crate) fn start(&mut self, index: u32, now: Time) -> Option<Next> {
+        let engine = self.engines.get_mut(index as usize)?;
+        if engine.running {
+            return None;
+        }
+        let mut none = NoStore;
+        let store: &mut dyn SharedStore = match &mut self.store {
+            Some(store) => store,
+            None => &mut none,
+        };
+        if engine.model.step_with(now, store, &mut engine.pass) {
+            engine.running = true;
+            return Some(Next::PassEnds(engine.pass.ends_at));
+        }
+        let wakes_at = engine.model.wakes_at()?;
+        if engine.wakes_at.is_some_and(|known| known <= wakes_at) {
+            return None;
+        }
+        engine.wakes_at = Some(wakes_at);
+        Some(Next::Wakes(wakes_at))
+    }
+
+    /// A wake-up came.
+    pub(crate) fn woken(&mut self, index: u32) {
+        if let Some(engine) = self.engines.get_mut(index as usize) {
+            engine.wakes_at = None;
+        }
+    }
+
+    /// The pass that has ended; to be handed back by [`Fleet::pass_done`].
+    pub(crate) fn pass(&mut self, index: u32) -> Pass {
+        self.engines
+            .get_mut(index as usize)
+            .map(|engine| std::mem::take(&mut engine.pass))
+            .unwrap_or_default()
+    }
+
+    /// All that a pass brought has been dealt with.
+    pub(crate) fn pass_done(&mut self, index: u32, pass: Pass) {
+        if let Some(engine) = self.engines.get_mut(index as usize) {
+            engine.pass = pass;
+            engine.running = false;
+        }
+    }
+
+    /// How many engines stand still.
+    pub(crate) fn still(&self) -> u32 {
+        let still = self.engines.iter().filter(|engine| !engine.running).count();
+        u32::try_from(still).unwrap_or(u32::MAX)
+    }
+
+    /// Where a prompt's KV lies, exactly and at once.
+    pub(crate) fn prefix(&self, work: &Work, now: Time) -> PrefixMatch {
+        let request = work.request(0, work.output, now);
+        let block_size = self.block_size;
+        let mut workers = Vec::new();
+        for (index, engine) in (0u32..).zip(&self.engines) {
+            let [device, host, disk] = engine.model.resident_prefix(&request);
+            if disk > 0 {
+                let source = MatchSource::Exact;
+                workers.push(WorkerPrefix { worker: worker(index), device, host, disk, source });
+            }
+        }
+        let blocks = work.input / block_size;
+        let known = work.ids.get(..work.ids.len().min(blocks as usize)).unwrap_or_default();
+        let stored = self.store.as_ref().map_or(0, |store| store.leading(known));
+        let stored = u32::try_from(stored).unwrap_or(blocks);
+        let shared = if stored > 0 { std::iter::once(0..stored).collect() } else { Vec::new() };
+        PrefixMatch { block_size, blocks, workers, shared, ..PrefixMatch::unknown() }
+    }
+
+    /// Preemptions of all engines.
+    pub(crate) fn preemptions(&self) -> u64 {
+        self.engines.iter().map(|engine| engine.model.load().preemptions).sum()
+    }
+
+    /// Tokens computed in prefill by all engines, recomputation included.
+    pub(crate) fn prefill_tokens(&self) -> u64 {
+        self.engines.iter().map(|engine| engine.model.load().prefill_tokens).sum()
+    }
+
+    /// Requests sent to each engine.
+    pub(crate) fn turns(&self) -> Vec<u64> {
+        self.engines.iter().map(|engine| engine.turns).collect()
+    }
+}
+
+pub(crate) const fn worker(index: u32) -> WorkerId {
+    WorkerId { engine: EngineId(index), rank: 0 }
+}
