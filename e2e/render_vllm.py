@@ -77,7 +77,7 @@ def ours(model, requests, kind="vllm"):
     out = subprocess.run(command, input=lines, capture_output=True, text=True, cwd=ROOT, check=False)
     if out.returncode:
         sys.exit(out.stderr)
-    return [json.loads(line) for line in out.stdout.splitlines()]
+    return [json.loads(line) for line in out.stdout.split("\n") if line]
 
 
 def compare(url, model, requests, write):

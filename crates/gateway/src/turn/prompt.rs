@@ -336,7 +336,8 @@ fn promise(prefix: &PrefixMatch, worker: WorkerId, wanted: &Seek, exact: bool) -
     let own = held.map(|held| tokens(held.disk));
     let store = prefix.loadable.is_some() || !prefix.shared.is_empty();
     let block = u64::from(prefix.block_size).max(1);
-    let told = exact && held.is_some_and(|held| held.source == MatchSource::Exact);
+    // What a store holds is checked now and then only.
+    let told = exact && usable == own && held.is_some_and(|held| held.source == MatchSource::Exact);
     Promise {
         worker,
         tokens: usable,
@@ -413,7 +414,7 @@ const fn cause_word(cause: Cause) -> &'static str {
 #[cfg(test)]
 mod tests {
     use tandem_kvplane::{Plane, PlaneConfig};
-    use tandem_types::{EngineId, WorkerPrefix};
+    use tandem_types::{EngineId, SharedPrefix, WorkerPrefix};
 
     use super::*;
     use crate::kv::blocks::Reach;
@@ -455,7 +456,7 @@ mod tests {
         assert_eq!(told(0, Some((0, 100, 100))), (Some(0), Claim::Exact));
     }
 
-    /// I-PMT-1: nothing is exact of a worker whose events are late, or of blocks that were only sent there.
+    /// I-PMT-1: nothing is exact of a worker whose events are late, of blocks that were only sent there, or of a store.
     #[test]
     fn a_guess_is_never_exact() {
         let wanted = wanted(None);
@@ -463,6 +464,10 @@ mod tests {
             let promise = promise(&holding(3, source), WORKER, &wanted, exact);
             assert_eq!((promise.tokens, promise.claim), (Some(48), Claim::Estimated));
         }
+        let mut stored = holding(3, MatchSource::Exact);
+        stored.loadable = Some(vec![SharedPrefix { worker: WORKER, blocks: 2 }]);
+        let stored = promise(&stored, WORKER, &wanted, true);
+        assert_eq!((stored.tokens, stored.claim), (Some(80), Claim::Estimated));
         let unknown = promise(&PrefixMatch::unknown(), WORKER, &wanted, true);
         assert_eq!((unknown.tokens, unknown.lost), (None, false));
     }
