@@ -32,11 +32,13 @@ pub(crate) fn run() -> Result<()> {
         test_text.push_str(tests);
         check_source(&file, production, &mut faults);
         for line in production.lines().filter(|l| l.trim_start().starts_with("//!")) {
-            if let Some(id) = invariant_id(line)
-                && let Some(other) = declared.insert(id.clone(), file.clone())
-                && other.parent() != file.parent()
-            {
-                faults.push(format!("{}: invariant {id} is also one of {}", file.display(), other.display()));
+            for id in invariant_ids(line) {
+                if let Some(other) = declared.insert(id.clone(), file.clone())
+                    && other.parent() != file.parent()
+                {
+                    let other = other.display();
+                    faults.push(format!("{}: invariant {id} is also one of {other}", file.display()));
+                }
             }
         }
     }
@@ -78,15 +80,18 @@ fn check_source(file: &Path, production: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// The first id of the form `I-ABC-12` in a line of module docs that declares one (`- I-ABC-12 ...`).
-fn invariant_id(line: &str) -> Option<String> {
-    let at = line.find("I-")?;
-    let id: String = line[at..]
-        .chars()
-        .take_while(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || *c == '-')
-        .collect();
-    let well_formed = id.len() >= 6 && id.ends_with(|c: char| c.is_ascii_digit());
-    well_formed.then_some(id)
+/// All ids of the form `I-ABC-12` in a line of module docs.
+fn invariant_ids(line: &str) -> Vec<String> {
+    let in_id = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '-';
+    line.split(|c| !in_id(c)).filter(|word| is_invariant_id(word)).map(str::to_owned).collect()
+}
+
+fn is_invariant_id(word: &str) -> bool {
+    let Some((name, number)) = word.strip_prefix("I-").and_then(|rest| rest.split_once('-')) else {
+        return false;
+    };
+    let named = name.len() >= 2 && name.starts_with(|c: char| c.is_ascii_uppercase());
+    named && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
 }
 
 fn check_words(file: &Path, text: &str, faults: &mut Vec<String>) {
@@ -111,5 +116,17 @@ fn check_words(file: &Path, text: &str, faults: &mut Vec<String>) {
         for word in words.iter().filter(|w| line.contains(w.as_str())) {
             faults.push(format!("{}:{}: {word}", file.display(), number + 1));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_id_of_a_line_is_read() {
+        let line =
+            "//! I-LNK-1 one; I-GW-12 and I-KVP-3, see (I-P2P-4); no I-, I-A-, I-x-1, AI-AB-1 or I-A-1.";
+        assert_eq!(invariant_ids(line), ["I-LNK-1", "I-GW-12", "I-KVP-3", "I-P2P-4"]);
     }
 }

@@ -33,7 +33,7 @@ mod store;
 mod store_rest;
 mod subscriber;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_kvwire::TrackerConfig;
 use tandem_types::{KvBatch, WorkerId};
@@ -48,6 +48,8 @@ pub use store::{StoreDoubt, StoreEvents, StoreEventsConfig, StoreSpec, StoreStat
 pub struct KvUpdate {
     /// Whose cache.
     pub worker: WorkerId,
+    /// When it was read from the publisher, or noticed: what it waited since is the receiver's lag.
+    pub received: Instant,
     /// What changed.
     pub kind: KvUpdateKind,
 }
@@ -57,13 +59,35 @@ pub struct KvUpdate {
 pub enum KvUpdateKind {
     /// Blocks came and went.
     Batch(KvBatch),
-    /// All that was told of this worker is void: messages were lost for good, its process is another one, or
-    /// nobody publishes for it any more.
-    Cleared,
+    /// All that was told of this worker is void.
+    Cleared(KvClear),
     /// The publisher is out of reach. What was told stands, but grows old.
     Stale,
     /// Up to date (again): what follows comes as it happens.
     Live,
+}
+
+/// Why all that was told of a worker is void.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvClear {
+    /// Messages were lost for good. The engine is the same, and still holds what it held.
+    Lost,
+    /// Its process is another one, which begins with an empty cache.
+    Restarted,
+    /// Nobody publishes for it any more. What it holds is not known.
+    Ended,
+}
+
+impl KvClear {
+    /// The name in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::Restarted => "restarted",
+            Self::Ended => "ended",
+        }
+    }
 }
 
 /// How publishers are followed.

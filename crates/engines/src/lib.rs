@@ -37,7 +37,7 @@ pub use connect::{Dial, Dialing, Io};
 pub use discovery::{Resolve, Resolving, SystemResolver};
 pub use headers::{request_headers, response_headers};
 pub use kv_events::{
-    EndpointError, KvEvents, KvEventsConfig, KvState, KvStatus, KvUpdate, KvUpdateKind, StoreDoubt,
+    EndpointError, KvClear, KvEvents, KvEventsConfig, KvState, KvStatus, KvUpdate, KvUpdateKind, StoreDoubt,
     StoreEvents, StoreEventsConfig, StoreSpec, StoreStatus, StoreUpdate, ZmqEndpoint,
 };
 pub use pool::AnswerBody;

@@ -1,8 +1,8 @@
 //! Who calls: keys and tenants.
 //!
-//! Invariants: I-AUTH-1 with keys configured nobody gets past without one; I-AUTH-2 keys are compared in
-//! time that does not depend on where they differ; I-AUTH-3 a tenant header counts only where a trusted
-//! proxy is configured.
+//! Invariants: I-AUTH-1 with keys configured nobody gets past without one; I-AUTH-3 a tenant header counts only
+//! where a trusted proxy is configured.
+//! Decided: keys are compared in time that does not depend on where they differ.
 
 use http::{HeaderMap, header};
 use tandem_dialect::ErrorKind;

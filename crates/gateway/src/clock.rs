@@ -21,6 +21,11 @@ impl Clock {
         Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
+    /// How long ago an instant was; zero for those to come.
+    pub(crate) fn age(self, of: Instant) -> Duration {
+        Instant::now().saturating_duration_since(of)
+    }
+
     /// The instant at which this clock shows `time`.
     pub(crate) fn instant(self, time: Time) -> Instant {
         self.start + Duration::from_nanos(time.0)

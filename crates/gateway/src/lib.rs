@@ -27,6 +27,7 @@ mod otlp;
 mod owner;
 mod patience;
 mod respond;
+mod routing_rows;
 mod server;
 mod small_calls;
 mod start;

@@ -96,14 +96,16 @@ families! {
     KvStreams, Gauge, "tandem_kv_streams", "state", "Event streams by state: absent, stale, replaying, live.";
     KvBatches, Counter, "tandem_kv_batches_total", "worker", "Batches of cache events taken in.";
     KvEvents, Counter, "tandem_kv_events_total", "", "Cache events taken in.";
-    KvClears, Counter, "tandem_kv_clears_total", "worker", "Times that all that was known of a worker's cache became void.";
+    KvClears, Counter, "tandem_kv_clears_total", "worker, cause", "Times that all that was known of a worker's cache became void: messages lost for good, its engine restarted, its publisher ended.";
     KvGaps, Counter, "tandem_kv_gaps_total", "worker", "Holes in event streams that could not be filled.";
     KvLost, Counter, "tandem_kv_lost_messages_total", "worker", "Messages lost in them.";
     KvReplays, Counter, "tandem_kv_replays_total", "worker", "Replays asked for.";
     KvRestarts, Counter, "tandem_kv_restarts_total", "worker", "Restarts of event publishers noticed.";
     KvDecodeErrors, Counter, "tandem_kv_decode_errors_total", "worker", "Event messages and events that could not be read.";
     KvLag, Gauge, "tandem_kv_lag_seconds", "worker", "Age of the last batch of events when it was read, by the engine's clock.";
-    KvQueue, Gauge, "tandem_kv_queue", "of", "What waits for the task that applies cache events: events, news of requests.";
+    KvQueue, Gauge, "tandem_kv_queue", "of", "What waits for the task that applies cache events: events, events of the shared store, news of requests.";
+    KvIndexLag, Gauge, "tandem_kv_index_lag_seconds", "", "Longest time that events waited to be taken in during the last half second.";
+    KvIndexPace, Counter, "tandem_kv_index_pace_changes_total", "to", "Times that the task that applies cache events fell behind (workers are stale), far behind (workers are approximate), or was abreast again.";
     KvBlocks, Gauge, "tandem_kv_blocks", "worker", "Blocks that a worker is known to hold, in whatever tier.";
     KvBelieved, Gauge, "tandem_kv_believed_blocks", "", "Blocks with which workers are credited because of what was sent to them, before or without events.";
     KvIndexBytes, Gauge, "tandem_kv_index_bytes", "of", "Memory of the indexes of sessions and of the shared store.";

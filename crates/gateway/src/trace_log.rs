@@ -15,12 +15,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
-use tandem_routing::CostTerms;
 use tandem_scheduler::{Decision, HoldReason};
 use tandem_trace::config::{Records, TraceConfig};
 use tandem_trace::record::{
-    AdmissionAction, AdmissionEvent, CandidateScore, OwnKind, PayloadRecord, PrefixEvent, PrefixSeen,
-    RoutingEvent, ScoreTerms, TraceStart,
+    AdmissionAction, AdmissionEvent, OwnKind, PayloadRecord, PrefixEvent, TraceStart,
 };
 use tandem_trace::writer::{Fanout, Sink, SinkError, Stream};
 use tandem_trace::{OwnEvent, Record, TraceRow, files, hash};
@@ -29,6 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::{Clock, unix_ms};
 use crate::metrics::{Family, Metrics};
+use crate::routing_rows;
 use crate::turn::Story;
 
 /// Prompts that may be rendered in the background at once.
@@ -228,25 +227,7 @@ impl TraceLog {
     /// A worker was chosen.
     pub(crate) fn routed(&self, story: &Story, decision: &Decision) {
         let Some(shared) = self.decisions() else { return };
-        let event = RoutingEvent {
-            request_id: story.request_id.to_string(),
-            session_id: story.session_id().map(str::to_owned),
-            policy: decision.policy.clone(),
-            worker: decision.worker.into(),
-            reason: decision.reason.clone(),
-            attempt: decision.attempt,
-            held_ms: decision.held.as_secs_f64() * 1e3,
-            candidates: decision
-                .candidates
-                .iter()
-                .map(|(worker, score)| CandidateScore {
-                    worker: (*worker).into(),
-                    score: score.is_finite().then_some(*score),
-                })
-                .collect(),
-            terms: decision.terms.iter().map(score_terms).collect(),
-            prefix: PrefixSeen::of(&story.kv.found.prefix),
-        };
+        let event = routing_rows::event(story, decision);
         shared.send(Job::Row(OwnEvent::new(unix_ms(), OwnKind::Routing(event)).into()));
     }
 
@@ -299,23 +280,6 @@ impl TraceLog {
         if !matches!(closed.await, Ok(Ok(()))) {
             tracing::error!("the trace's writer did not end orderly");
         }
-    }
-}
-
-const fn score_terms(terms: &CostTerms) -> ScoreTerms {
-    ScoreTerms {
-        device_blocks: terms.device_blocks,
-        host_blocks: terms.host_blocks,
-        disk_blocks: terms.disk_blocks,
-        shared_blocks: terms.shared_blocks,
-        assumed_tokens: terms.assumed_tokens,
-        prefill: terms.prefill,
-        queued: terms.queued,
-        decode: terms.decode,
-        left_behind: terms.left_behind,
-        crowding: terms.crowding,
-        affinity: terms.affinity,
-        labels: terms.labels,
     }
 }
 

@@ -40,6 +40,8 @@ pub struct PlaneConfig {
     /// How long what a silent worker said is believed, and how long a new one may be silent before it counts as
     /// one without events.
     pub stale_after: Duration,
+    /// How long an event may wait to be taken in before what is known of workers counts as old.
+    pub lag_max: Duration,
     /// A store that was not listed for so long is not counted on: it evicts without telling.
     pub store_trust: Duration,
     /// Most blocks of one worker's cache group that wait for their parent.
@@ -69,6 +71,7 @@ impl Default for PlaneConfig {
             block_size: 16,
             predict: Duration::from_secs(10),
             stale_after: Duration::from_secs(60),
+            lag_max: Duration::from_secs(1),
             store_trust: Duration::from_secs(600),
             orphans_max: 4_096,
             workers_max: WORKERS_MAX,

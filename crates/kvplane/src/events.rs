@@ -44,16 +44,14 @@ impl Plane {
         let Some(held) = self.workers.get_mut(&worker) else { return };
         held.counts.cleared += 1;
         self.changed |= std::mem::take(&mut held.hollow);
+        held.stream.lost = None;
         let tier = if held.clears_all_tiers() { None } else { Some(Tier::Device) };
         for lane in &held.lanes {
             self.shared.index.cleared(lane.id(), tier);
         }
         self.sessions().cleared(worker, tier);
         self.unpredict(worker);
-        if let Some(believed) = &self.shared.believed {
-            believed.remove_worker(worker);
-        }
-        self.bound(worker);
+        self.disbelieve(worker);
     }
 
     fn stored(&mut self, worker: WorkerId, event: &BlockStored, now: Time) {

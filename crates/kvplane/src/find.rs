@@ -145,12 +145,11 @@ impl<'a> Finding<'a> {
         let (exact, guess) = match worker.knowledge {
             Knowledge::Exact if worker.hollow => (exact, share.predicted.max(share.believed)),
             Knowledge::Exact => (exact, share.predicted),
-            Knowledge::Stale => (exact, share.believed),
+            Knowledge::Stale => (exact, share.predicted.max(share.believed)),
             Knowledge::Approximate => ([0; 3], share.believed),
             Knowledge::Blind => ([0; 3], 0),
         };
-        let approximate =
-            worker.knowledge == Knowledge::Approximate || guess.min(limit) > exact[0].min(limit);
+        let approximate = worker.knowledge != Knowledge::Exact || guess.min(limit) > exact[0].min(limit);
         let [device, host, disk] = exact.map(|tokens| self.blocks(tokens.max(guess).min(limit)));
         let source = if approximate { MatchSource::Approximate } else { MatchSource::Exact };
         WorkerPrefix { worker: worker.id, device, host, disk, source }

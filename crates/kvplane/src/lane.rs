@@ -41,6 +41,8 @@ pub(crate) struct Worker {
     /// It holds blocks of which its events never told: their children's parents are unknown.
     pub(crate) hollow: bool,
     pub(crate) hold: Option<Hold>,
+    /// Its events arrive.
+    pub(crate) told: bool,
     /// What was last told to readers.
     pub(crate) knowledge: Option<Knowledge>,
     pub(crate) counts: EventCounts,
@@ -71,6 +73,7 @@ impl Worker {
             others: Vec::new(),
             hollow: false,
             hold: None,
+            told: false,
             knowledge: None,
             counts: EventCounts::default(),
         }

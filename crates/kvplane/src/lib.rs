@@ -3,7 +3,8 @@
 //! - Purpose: say of a prompt how much of it each worker could reuse, from its own tiers and from the store, exactly
 //!   where engines tell and as well as can be where they do not.
 //! - Inputs: workers ([`WorkerSpec`]), their decoded events ([`Plane::batch`]) and what became of the streams
-//!   ([`Plane::live`], [`Plane::stale`], [`Plane::cleared`]); the store's events and listings ([`Plane::store`]);
+//!   ([`Plane::live`], [`Plane::stale`], [`Plane::cleared`], [`Plane::lost`]), and how long events waited
+//!   ([`Plane::waited`]); the store's events and listings ([`Plane::store`]);
 //!   dispatches ([`PlaneReader::dispatched`]); what sessions ask ([`Plane::told`]); time as an argument.
 //! - Outputs: [`tandem_types::PrefixMatch`] for a prompt ([`PlaneReader::find`]); what is known of each worker
 //!   ([`Knowledge`]) and every change of that ([`Transition`]); a session's path ([`PlaneReader::session_path`]) and
@@ -29,7 +30,9 @@
 //!     what events say counts, so that an eviction is never hidden;
 //!   - I-KVP-11 what an engine echoes of a session lengthens the path that the session was told to have;
 //!   - I-KVP-12 a block that device, connector and store tell of is credited once: where the worker has it itself, or
-//!     else as what it could load, and never behind a hole.
+//!     else as what it could load, and never behind a hole;
+//!   - I-KVP-13 while events wait, and for a while after some were lost, a worker is stale, and it is exact again without
+//!     anybody's help.
 //! - Concurrency: one owner writes. A look-up takes the view (one pointer), then the locks of single shards that
 //!   `kvindex` takes; it never waits for a batch. [`PlaneReader::session_path`] alone waits for one event of the session
 //!   forest.
@@ -62,7 +65,7 @@ pub use config::{
     GROUPS_MAX, NAMES_MAX, PREDICTIONS_MAX, PlaneConfig, SALTED_MAX, SHAPES_MAX, StoreUse, TEXTS_MAX,
     TRANSITIONS_MAX, VllmHashing, WORKERS_MAX, WorkerSpec,
 };
-pub use knowledge::{Knowledge, Transition};
+pub use knowledge::{Knowledge, Pace, Transition};
 pub use plane::Plane;
 pub use prompt::{Prompt, PromptChain};
 pub use reader::{Dispatched, PlaneReader, SessionView, Sessions, WorkingSet};

@@ -21,7 +21,7 @@ use crate::reader::{PlaneReader, Shared, echoed_names};
 use crate::recent::Recent;
 use crate::store::Store;
 use crate::view::{StoreView, View, WorkerView, lane_id};
-use crate::{Knowledge, PlaneConfig, PromptChain, StoreChange, Transition, WorkerSpec};
+use crate::{Knowledge, Pace, PlaneConfig, PromptChain, StoreChange, Transition, WorkerSpec};
 
 /// Most sessions ended by silence in one tick.
 const SESSIONS_PER_TICK: usize = 1_024;
@@ -44,6 +44,7 @@ pub struct Plane {
     next_scheme: u32,
     /// Readers' view is out of date.
     pub(crate) changed: bool,
+    pub(crate) pace: Pace,
     transitions: VecDeque<Transition>,
     pub(crate) transitions_lost: u64,
     pub(crate) workers_refused: u64,
@@ -80,6 +81,7 @@ impl Plane {
             schemes: Vec::new(),
             next_scheme: 0,
             changed: false,
+            pace: Pace::default(),
             transitions: VecDeque::new(),
             transitions_lost: 0,
             workers_refused: 0,
@@ -154,8 +156,18 @@ impl Plane {
                 && self.worker(worker, WorkerSpec::new(EngineKind::OpenAi, true), now)
     }
 
-    /// All that was told of a worker is void: messages were lost for good, or its engine is another process.
+    /// A worker's engine is another process: it holds nothing of what was told, or sent there.
     pub fn cleared(&mut self, worker: WorkerId, now: Time) {
+        self.voided(worker, false, now);
+    }
+
+    /// Messages of a worker were lost for good. What was told is void, but the engine may hold it still: what was sent
+    /// there lately is believed besides what events tell from now on.
+    pub fn lost(&mut self, worker: WorkerId, now: Time) {
+        self.voided(worker, true, now);
+    }
+
+    fn voided(&mut self, worker: WorkerId, holds: bool, now: Time) {
         if !self.known(worker, now) {
             return;
         }
@@ -163,9 +175,36 @@ impl Plane {
         if let Some(held) = self.workers.get_mut(&worker) {
             held.stream.heard = false;
             held.stream.since = now;
+            held.stream.lost = holds.then_some(now);
+            held.hollow = holds;
             held.counts.voided += 1;
         }
+        if !holds {
+            self.disbelieve(worker);
+        }
         self.settle(worker, now);
+    }
+
+    /// What was sent to a worker is not there any more.
+    pub(crate) fn disbelieve(&self, worker: WorkerId) {
+        if let Some(believed) = &self.shared.believed {
+            believed.remove_worker(worker);
+        }
+        self.bound(worker);
+    }
+
+    /// How long the oldest event that was not taken in waits, zero where none does, and whether so many wait that their
+    /// publishers are held up (`crowded`: then nobody knows how old the oldest is). To be called before events are
+    /// taken in and when none is left. Returns what changed.
+    pub fn waited(&mut self, age: Duration, crowded: bool, now: Time) -> Option<Pace> {
+        let pace = self.pace.next(age, crowded, self.config.lag_max, self.config.stale_after);
+        if pace == std::mem::replace(&mut self.pace, pace) {
+            return None;
+        }
+        self.review_all(now);
+        self.publish();
+        self.shared.version.fetch_add(1, Ordering::Relaxed);
+        Some(pace)
     }
 
     /// A worker's publisher is out of reach: what was told stands, but grows old.
@@ -318,11 +357,15 @@ impl Plane {
             drop(sessions.drain_changes());
         }
         self.store.step();
+        self.review_all(now);
+        self.publish();
+    }
+
+    fn review_all(&mut self, now: Time) {
         let workers: Vec<WorkerId> = self.workers.keys().copied().collect();
         for worker in workers {
             self.review(worker, now);
         }
-        self.publish();
     }
 
     /// What became of the knowledge of workers since the last call, in order.
@@ -349,16 +392,19 @@ impl Plane {
         let fallback =
             if self.config.approximate.is_some() { Knowledge::Approximate } else { Knowledge::Blind };
         let Some(held) = self.workers.get_mut(&worker) else { return };
-        let to = Some(held.stream.knowledge(fallback, self.config.stale_after, now));
+        let own = held.stream.knowledge(fallback, self.config.stale_after, now);
+        let to = Some(self.pace.slows(own, fallback));
         let from = std::mem::replace(&mut held.knowledge, to);
+        let told = held.stream.told();
+        if told != std::mem::replace(&mut held.told, told) {
+            self.changed = true;
+            // No event will confirm them.
+            self.unpredict(worker);
+        }
         if from == to {
             return;
         }
         self.changed = true;
-        if to != Some(Knowledge::Exact) {
-            // No event will confirm them.
-            self.unpredict(worker);
-        }
         self.note(Transition { worker, from, to, at: now });
     }
 
@@ -388,6 +434,7 @@ impl Plane {
                 id,
                 kind: held.spec.kind,
                 knowledge,
+                told: held.told,
                 hollow: held.hollow,
                 shape,
                 lanes: held.lanes.len(),

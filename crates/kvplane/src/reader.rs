@@ -152,10 +152,10 @@ impl PlaneReader {
             Some(Routed { chain: chain.clone(), part, route })
         };
         let believed = self.0.believed.as_ref().and_then(route);
-        let exact = known.knowledge == Knowledge::Exact && own.is_some();
+        let confirmed = known.told && own.is_some();
         // Where all of it is there already, no event will come.
         let predicted =
-            if exact && !self.holds(known.lane, hashes) { route(&self.0.predicted) } else { None };
+            if confirmed && !self.holds(known.lane, hashes) { route(&self.0.predicted) } else { None };
         if let Some(routed) = predicted.clone() {
             self.0.pending().add(worker, routed, now + self.0.predict);
         }

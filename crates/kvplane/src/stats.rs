@@ -7,13 +7,15 @@ use tandem_kvindex::worker::RoutedIndex;
 use tandem_kvindex::{pool, session, worker};
 use tandem_types::WorkerId;
 
-use crate::{Knowledge, Plane};
+use crate::{Knowledge, Pace, Plane};
 
 /// A plane's numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PlaneStats {
     /// State of the picture: rises with each change.
     pub version: u64,
+    /// How far the writer is behind with events.
+    pub pace: Pace,
     /// Each worker's, sorted by id.
     pub workers: Vec<WorkerStats>,
     /// Sizes of the worker index. It counts each cache group of a worker as a worker.
@@ -147,6 +149,7 @@ impl Plane {
         let (names, names_forgotten) = shared.names.counts();
         let mut stats = PlaneStats {
             version: shared.version.load(Ordering::Relaxed),
+            pace: self.pace,
             workers: workers.collect(),
             index: shared.index.stats(),
             believed: shared.believed.as_ref().map_or(0, RoutedIndex::credited),

@@ -27,6 +27,8 @@ pub(crate) struct WorkerView {
     pub(crate) id: WorkerId,
     pub(crate) kind: EngineKind,
     pub(crate) knowledge: Knowledge,
+    /// Its events arrive, so that they will tell of what is sent to it now.
+    pub(crate) told: bool,
     /// It holds blocks of which its events never told.
     pub(crate) hollow: bool,
     /// How it cuts prompts.

@@ -14,7 +14,7 @@ use crate::config::{MockConfig, MockKind, Speed};
 use crate::driver::{Driver, lock};
 use crate::fault::{FaultPlan, FaultRule};
 use crate::http::State;
-use crate::kv::{self, EventSink};
+use crate::kv::{self, EventSink, Losses};
 use crate::record::{Record, Recorder};
 use crate::script::{Chooser, Script};
 use crate::server::{self, Listening};
@@ -79,6 +79,7 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 pub struct MockEngine {
     addr: SocketAddr,
     state: Arc<State>,
+    losses: Arc<Losses>,
     listening: mpsc::Sender<Listening>,
     /// Cut: everything ends at once.
     dead: CancellationToken,
@@ -101,13 +102,16 @@ impl MockEngine {
             MockKind::Vllm => Layout::Vllm,
             MockKind::Sglang => Layout::Sglang,
         };
+        let losses = Arc::new(Losses::default());
         let (mut models, mut sinks, mut endpoints) = (Vec::new(), Vec::new(), Vec::new());
         for rank in 0..config.dp_ranks {
             models.push(EngineModel::new(model.clone()).map_err(|e| StartError::Config(e.to_string()))?);
             let sink = match &config.kv_events {
                 None => EventSink::off(rank),
                 Some(events) => {
-                    let (endpoint, sink) = kv::start(events, config.host, rank, layout, dead.clone()).await?;
+                    let (endpoint, sink) =
+                        kv::start(events, config.host, rank, layout, Arc::clone(&losses), dead.clone())
+                            .await?;
                     endpoints.push(endpoint);
                     sink
                 }
@@ -125,7 +129,7 @@ impl MockEngine {
         let state = Arc::new(State::new(config, addr, driver, max_model_len, endpoints, recorder, id_seed));
         let (listening, orders) = mpsc::channel(1);
         tokio::spawn(server::run(Arc::clone(&state), listener, addr, orders, dead.clone()));
-        Ok(Self { addr, state, listening, dead, _kill: kill })
+        Ok(Self { addr, state, losses, listening, dead, _kill: kill })
     }
 
     /// `http://host:port`.
@@ -167,6 +171,12 @@ impl MockEngine {
     /// Replaces the fault rules; their counts start anew.
     pub fn set_faults(&self, faults: Vec<FaultRule>) {
         *lock(&self.state.faults) = FaultPlan::new(faults);
+    }
+
+    /// The next `messages` of the event publishers (of all ranks together) are lost on their way, as those of an
+    /// engine whose subscriber does not read fast enough. With `kept` the replay sockets still have them.
+    pub fn lose_events(&self, messages: u32, kept: bool) {
+        self.losses.set(messages, kept);
     }
 
     /// Replaces the script; its counts start anew.

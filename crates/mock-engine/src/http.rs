@@ -206,7 +206,9 @@ fn fault(state: &State, call: &Call, generates: bool, parsed: Option<&Map<String
         return Some(fault);
     }
     let body = parsed.and_then(|map| map.get("session_id")).and_then(Value::as_str);
-    let session = body.or_else(|| call.headers.get("x-session-id").and_then(|value| value.to_str().ok()));
+    // SGLang takes a session's id in the body only.
+    let header = call.headers.get("x-session-id").filter(|_| state.config.kind == MockKind::Vllm);
+    let session = body.or_else(|| header.and_then(|value| value.to_str().ok()));
     lock(&state.faults).next(FaultSubject { path: &call.path, generates, session })
 }
 

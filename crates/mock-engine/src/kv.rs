@@ -5,11 +5,13 @@
 //!   PUB, four-frame answers and an end marker on the ROUTER.
 //! - Invariants: I-PUB-1 sequence numbers count from 0 without holes; I-PUB-2 a replay holds the kept batches
 //!   from the one asked for, in order, and then the end marker; I-PUB-3 a slow subscriber or replayer holds up
-//!   nobody: the PUB drops beyond its high-water mark of 100,000 messages, replays run beside the publishing.
+//!   nobody: the PUB drops beyond its high-water mark of 100,000 messages, replays run beside the publishing;
+//!   I-PUB-4 a message that is to be lost takes its number like any other, and is never on the PUB.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -27,6 +29,28 @@ const QUEUE_MAX: usize = 1024;
 
 /// Replays that run at once; more are dropped, as malformed ones are.
 const REPLAYS_MAX: usize = 16;
+
+/// Messages that each rank's publisher is to lose, as a PUB socket does that is not read fast enough.
+#[derive(Debug, Default)]
+pub(crate) struct Losses {
+    next: AtomicU32,
+    unkept: AtomicBool,
+}
+
+impl Losses {
+    /// The next `messages` are lost; with `kept`, a replay still has them.
+    pub(crate) fn set(&self, messages: u32, kept: bool) {
+        self.unkept.store(!kept, Ordering::Relaxed);
+        self.next.store(messages, Ordering::Release);
+    }
+
+    /// Whether the message at hand is lost, and whether a replay will have it.
+    fn take(&self) -> (bool, bool) {
+        let less = |left: u32| left.checked_sub(1);
+        let lost = self.next.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok();
+        (lost, !lost || !self.unkept.load(Ordering::Relaxed))
+    }
+}
 
 /// Where the driver puts a rank's events.
 #[derive(Debug)]
@@ -57,6 +81,7 @@ pub(crate) async fn start(
     host: IpAddr,
     rank: u32,
     layout: Layout,
+    losses: Arc<Losses>,
     stop: CancellationToken,
 ) -> Result<(KvEndpoints, EventSink), StartError> {
     let rank_port =
@@ -78,6 +103,7 @@ pub(crate) async fn start(
         keep: config.buffer_steps,
         next: 0,
         replays: Arc::new(Semaphore::new(REPLAYS_MAX)),
+        losses,
     };
     tokio::spawn(async move {
         tokio::select! {
@@ -108,6 +134,7 @@ struct Publisher {
     keep: usize,
     next: u64,
     replays: Arc<Semaphore>,
+    losses: Arc<Losses>,
 }
 
 impl Publisher {
@@ -129,11 +156,15 @@ impl Publisher {
         let payload = encode(batch, self.layout);
         let seq = self.next;
         self.next += 1;
+        let (lost, kept) = self.losses.take();
         if self.kept.len() >= self.keep {
             self.kept.pop_front();
         }
-        if self.keep > 0 {
+        if self.keep > 0 && kept {
             self.kept.push_back((seq, Bytes::from(payload.clone())));
+        }
+        if lost {
+            return;
         }
         if let Some(message) = frames(message(&self.topic, seq, payload)) {
             let _ = self.publisher.send(message).await;

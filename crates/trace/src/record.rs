@@ -24,8 +24,8 @@ use tandem_types::{HarnessFacts, InputTrigger};
 pub use extras::{Extras, HygieneFound, NotLoadable, OutcomeRecord, OutcomeResult, ToolTime};
 pub use own::{
     AdmissionAction, AdmissionEvent, CandidateScore, DivergenceRecord, Loss, LossEvent, OwnEvent, OwnKind,
-    PrefixEvent, PrefixSeen, RoutingEvent, SEEN_RUNS_MAX, SEEN_WORKERS_MAX, ScoreTerms, SplitRecord,
-    TraceEnd, TraceStart, WorkerRef, WorkerSeen,
+    PrefillPlace, PrefillRecord, PrefixEvent, PrefixSeen, RoutingEvent, SEEN_RUNS_MAX, SEEN_WORKERS_MAX,
+    ScoreTerms, SplitRecord, TraceEnd, TraceStart, WorkerRef, WorkerSeen,
 };
 pub use request::{
     ChoiceRecord, FinishReasonMetadata, Replay, ReplayDependency, RequestRecord, StopReason, ToolCallRecord,

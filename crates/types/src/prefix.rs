@@ -10,10 +10,10 @@ use crate::ids::WorkerId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MatchSource {
-    /// From the engines' own events.
+    /// From the engines' own events, which are up to date.
     #[default]
     Exact,
-    /// From what was routed where: the engine may have dropped it since.
+    /// From what was routed where, or from events that are old or have holes: the engine may have dropped it since.
     Approximate,
 }
 

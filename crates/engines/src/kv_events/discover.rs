@@ -178,3 +178,31 @@ fn sglang_told(answer: &Answer, host: &str, troubles: &mut Vec<String>) -> BTree
     };
     (0..ranks).filter_map(of).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// I-KVD-2.
+    #[test]
+    fn a_lone_publisher_is_the_lone_workers_and_others_have_their_ranks() {
+        let told = |ranks: &[u32]| -> BTreeMap<u32, Told> {
+            let one = |rank: &u32| {
+                let events = format!("tcp://engine:{}", 5557 + rank).parse().expect("an endpoint");
+                (*rank, Told { events, replay: None })
+            };
+            ranks.iter().map(one).collect()
+        };
+        let of = |publishers: &[u32], workers: &[u32]| {
+            let mut troubles = Vec::new();
+            let found = attribute(told(publishers), &workers.iter().copied().collect(), &mut troubles);
+            let ports = found.into_iter().map(|(rank, told)| (rank, told.events.to_string()));
+            (ports.collect::<Vec<_>>(), troubles.len())
+        };
+        let at = |rank: u32, port: u32| (rank, format!("tcp://engine:{port}"));
+        assert_eq!(of(&[3], &[0]), (vec![at(0, 5560)], 0), "its engine runs rank 3 under a URL of its own");
+        assert_eq!(of(&[0, 1], &[1, 0]), (vec![at(0, 5557), at(1, 5558)], 0));
+        assert_eq!(of(&[0, 1], &[0]), (vec![at(0, 5557)], 1), "of a rank that is no worker nothing is taken");
+        assert_eq!(of(&[3], &[0, 1]), (vec![], 1), "whose it is, nobody can say");
+    }
+}

@@ -3,8 +3,9 @@
 //! The ZeroMQ library reconnects by itself, but silently, with a growing wait of up to 30 s and without any sign
 //! of what was missed. So its reconnecting is cut short: at the first sign of loss the socket is dropped.
 //!
-//! Invariants: I-LNK-1 [`Link::next`] may be dropped at any time without losing a message; I-LNK-2 messages that
-//! arrived before a loss come before it; I-LNK-3 an attempt to connect ends in bounded time.
+//! Invariants: I-LNK-1 [`Link::next`] may be dropped at any time without losing a message; I-LNK-3 an attempt to
+//! connect ends in bounded time.
+//! Decided: the socket is asked before its monitor, so that messages that arrived before a loss come before it.
 
 use std::pin::Pin;
 use std::time::Duration;

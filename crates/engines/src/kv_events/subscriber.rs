@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use tandem_kvwire::tracker::Loss;
 use tandem_kvwire::tracker::TrackerState;
 use tandem_kvwire::{Effect, Tracker, decode, parse_message};
 use tandem_types::{Time, WorkerId};
@@ -13,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::link::{Link, LinkEvent, LinkTimes};
 use super::replay::{Answer, Replay};
 use super::status::{Cell, KvState};
-use super::{KvEventsConfig, KvUpdate, KvUpdateKind};
+use super::{KvClear, KvEventsConfig, KvUpdate, KvUpdateKind};
 
 /// Where one rank publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,7 +97,7 @@ impl Subscriber {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => {}
-                _ = self.tell(KvUpdateKind::Cleared) => {}
+                _ = self.tell(KvUpdateKind::Cleared(KvClear::Ended)) => {}
             }
         }
     }
@@ -220,7 +221,11 @@ impl Subscriber {
                         ?loss,
                         "kv events lost for good, cleared"
                     );
-                    self.tell(KvUpdateKind::Cleared).await?;
+                    let cause = match loss {
+                        Loss::Restart => KvClear::Restarted,
+                        Loss::Gap { .. } => KvClear::Lost,
+                    };
+                    self.tell(KvUpdateKind::Cleared(cause)).await?;
                 }
             }
         }
@@ -253,7 +258,8 @@ impl Subscriber {
 
     async fn tell(&mut self, kind: KvUpdateKind) -> Result<(), Closed> {
         self.told_any = true;
-        self.updates.send(KvUpdate { worker: self.worker, kind }).await.map_err(|_| Closed)
+        let received = std::time::Instant::now();
+        self.updates.send(KvUpdate { worker: self.worker, received, kind }).await.map_err(|_| Closed)
     }
 
     /// Brings the status up to date, and tells the receiver when the stream became live or stale.

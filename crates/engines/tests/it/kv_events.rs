@@ -146,7 +146,7 @@ async fn what_cannot_be_replayed_clears_the_worker() {
     publisher.kept.lock().expect("lock").clear();
     publisher.keep(5, 15);
     publisher.publish(6, 16).await;
-    assert_eq!(streams.heard(3).await, ["cleared", "[15]", "[16]"]);
+    assert_eq!(streams.heard(3).await, ["lost", "[15]", "[16]"]);
     let status = streams.until(|status| status.last_seq == Some(6)).await;
     assert!(!status.whole && status.gaps + status.restarts == 1, "{status:?}");
     streams.end().await;
@@ -157,7 +157,7 @@ async fn what_cannot_be_replayed_clears_the_worker() {
     assert_eq!(streams.heard(1).await, ["live"]);
     publisher.publish(0, 10).await;
     publisher.publish(2, 12).await;
-    assert_eq!(streams.heard(3).await, ["[10]", "cleared", "[12]"]);
+    assert_eq!(streams.heard(3).await, ["[10]", "lost", "[12]"]);
     let status = streams.until(|status| status.gaps == 1).await;
     assert_eq!((status.lost, status.whole), (1, false));
     assert!(status.replay_failures >= 3, "{status:?}");
@@ -185,7 +185,7 @@ async fn without_a_replay_socket_a_gap_clears_and_a_silent_return_is_not_trusted
     assert_eq!(streams.heard(1).await, ["live"]);
     let next = until_heard(&mut publisher, &mut streams, 0).await;
     publisher.publish(next + 2, 77).await;
-    assert_eq!(streams.heard(2).await, ["cleared", "[77]"]);
+    assert_eq!(streams.heard(2).await, ["lost", "[77]"]);
     let status = streams.until(|status| status.last_seq == Some(next + 2)).await;
     assert_eq!((status.gaps, status.lost, status.replays), (1, 2, 0));
 
@@ -206,7 +206,7 @@ async fn without_a_replay_socket_a_gap_clears_and_a_silent_return_is_not_trusted
         }
     }
     heard.extend(streams.heard(1).await);
-    assert_eq!(heard.first().map(String::as_str), Some("cleared"));
+    assert_eq!(heard.first().map(String::as_str), Some("restarted"));
     assert_eq!(streams.heard(1).await, ["live"]);
     let status = streams.until_state(KvState::Live).await;
     assert_eq!((status.restarts, status.disconnects), (1, 1));
@@ -232,7 +232,7 @@ async fn a_restarted_publisher_replaces_all_that_was_known() {
     publisher.keep(1, 21);
     let heard = streams.heard(4).await;
     let blocks: Vec<&String> = heard.iter().filter(|what| what.starts_with('[')).collect();
-    assert_eq!((heard[0].as_str(), blocks), ("cleared", vec![&"[20]".to_owned(), &"[21]".to_owned()]));
+    assert_eq!((heard[0].as_str(), blocks), ("restarted", vec![&"[20]".to_owned(), &"[21]".to_owned()]));
     let status = streams.until(|status| status.last_seq == Some(1) && status.state == KvState::Live).await;
     assert_eq!((status.restarts, status.whole), (1, true));
     streams.end().await;
@@ -420,7 +420,7 @@ async fn absent_publishers_are_seen_as_such_and_leaving_ones_are_cleared() {
     heard.sort();
     assert_eq!(heard, ["[1]", "live"]);
     assert!(streams.engines.remove(EngineId(0)));
-    assert_eq!(streams.heard(1).await, ["cleared"]);
+    assert_eq!(streams.heard(1).await, ["ended"]);
     streams.end().await;
 
     // An engine that moves its publisher (seen at the next look-up).
@@ -435,7 +435,7 @@ async fn absent_publishers_are_seen_as_such_and_leaving_ones_are_cleared() {
     let told = sources(&[(&moved.events, moved.replay.as_deref())]);
     streams.script.set("/kv_event_sources", 200, &told);
     let heard = streams.heard(3).await;
-    assert_eq!((heard[0].as_str(), heard.contains(&"[2]".to_owned())), ("cleared", true));
+    assert_eq!((heard[0].as_str(), heard.contains(&"[2]".to_owned())), ("ended", true));
     assert_eq!(streams.status().endpoint.as_deref(), Some(moved.events.as_str()));
     // An engine that cannot be asked keeps its publisher.
     streams.script.set("/kv_event_sources", 500, "");

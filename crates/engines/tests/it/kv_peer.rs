@@ -238,7 +238,7 @@ pub(crate) fn short(kind: &KvUpdateKind) -> String {
             Some(KvEvent::Stored(stored)) => format!("{:?}", stored.block_hashes),
             other => format!("{other:?}"),
         },
-        KvUpdateKind::Cleared => "cleared".to_owned(),
+        KvUpdateKind::Cleared(cause) => cause.as_str().to_owned(),
         KvUpdateKind::Stale => "stale".to_owned(),
         KvUpdateKind::Live => "live".to_owned(),
     }

@@ -45,6 +45,10 @@ pub struct Kv {
     pub tell_sessions: bool,
     /// How long a dispatch counts as cached before the engine's events confirm it.
     pub predict: Span,
+    /// How long events may wait to be taken in before what is known of workers counts as stale.
+    pub lag_max: Span,
+    /// How long what is stale is believed: of a worker whose events fell silent, were lost, or wait to be taken in.
+    pub stale_after: Span,
     /// Memory for what is remembered of the prompts of sessions.
     pub memory: Size,
     /// Shared stores of KV (Mooncake): one entry for each way in which engines name their objects there. All
@@ -71,6 +75,8 @@ impl Default for Kv {
             engine_timeout: Span::secs(1),
             tell_sessions: true,
             predict: Span::secs(10),
+            lag_max: Span::secs(1),
+            stale_after: Span::secs(60),
             memory: Size::mib(512),
             stores: Vec::new(),
         }
@@ -228,6 +234,10 @@ pub struct KvSettings {
     pub tell_sessions: bool,
     /// How long a dispatch is believed.
     pub predict: Duration,
+    /// How long events may wait.
+    pub lag_max: Duration,
+    /// How long what is stale is believed.
+    pub stale_after: Duration,
     /// Bytes for memos.
     pub memory: usize,
     /// The store.
@@ -278,6 +288,8 @@ pub(super) fn resolve(kv: &Kv, policy: &str) -> Result<Option<KvSettings>, Confi
         engine_timeout: kv.engine_timeout.0,
         tell_sessions: kv.tell_sessions,
         predict: kv.predict.0,
+        lag_max: kv.lag_max.0,
+        stale_after: kv.stale_after.0,
         memory: kv.memory.bytes(),
         store: kv.stores.first().map(|first| store_spec(first, &kv.stores)).transpose()?,
         uses: kv.stores.iter().map(store_use).collect::<Result<_, _>>()?,

@@ -569,6 +569,7 @@ mod tests {
         );
     }
 
+    /// I-CFG-2.
     #[test]
     fn unknown_keys_are_errors() {
         let error =

@@ -18,6 +18,8 @@ use crate::turn::prepare;
 #[derive(Serialize)]
 pub(crate) struct Picture {
     version: u64,
+    /// How far the task that takes events in is behind.
+    pace: &'static str,
     workers: Vec<WorkerPicture>,
     sessions: usize,
     predicted_blocks: usize,
@@ -82,6 +84,7 @@ pub(crate) async fn picture(kv: &Kv) -> Option<Picture> {
     });
     Some(Picture {
         version: stats.version,
+        pace: stats.pace.as_str(),
         workers,
         sessions: stats.sessions.sessions,
         predicted_blocks: stats.predicted,

@@ -245,9 +245,8 @@ const fn source_word(source: PromptSource) -> &'static str {
 /// The make of engine and the adapter that a model's name stands for.
 fn served(kv: &Kv, model: Option<&str>) -> (EngineKind, Option<Arc<str>>) {
     let serving = kv.fleet.serving(model, &kv.engines);
-    let first = serving.first();
-    let kind = first.map_or(EngineKind::Vllm, |seen| seen.kind);
-    (kind, first.and_then(|seen| seen.adapter(model)))
+    let kind = serving.first().map_or(EngineKind::Vllm, |seen| seen.kind);
+    (kind, model.and_then(|model| kv.engines.adapter(model)).map(Arc::from))
 }
 
 async fn client(kv: &Arc<Kv>, query: &Query<'_>, found: &mut Found) -> Result<(), Refused> {
@@ -329,7 +328,7 @@ async fn engine(kv: &Arc<Kv>, query: &Query<'_>, found: &mut Found) -> Result<()
     }
     let serving = kv.fleet.serving(query.model, &kv.engines);
     let seen = serving.get(kv.turn_of(serving.len())).ok_or("no_engine")?;
-    let lora = seen.adapter(query.model);
+    let lora = query.model.and_then(|model| kv.engines.adapter_at(seen.worker, model)).map(Arc::from);
     let asking = async {
         let _slot = kv.lookups.acquire().await.map_err(|_| "shutdown")?;
         let answer = kv.engines.render(seen.worker, query.dialect, query.body.clone()).await;

@@ -1,4 +1,4 @@
-//! What finding a prompt's blocks needs to know of the engines: who serves what, their make, their adapters.
+//! What finding a prompt's blocks needs to know of the engines: who serves what, and their make.
 //!
 //! Decided: a snapshot, taken twice a second and when the last one knew nobody. Requests read it without a lock.
 
@@ -19,7 +19,6 @@ pub(crate) struct Seen {
     pub(crate) worker: WorkerId,
     pub(crate) kind: EngineKind,
     models: BTreeSet<String>,
-    adapters: BTreeSet<String>,
 }
 
 impl Fleet {
@@ -33,28 +32,22 @@ impl Fleet {
                     rank: engine.workers.keys().next().copied().unwrap_or(0),
                 },
                 kind: engine.kind.unwrap_or(EngineKind::OpenAi),
-                adapters: engine.models.iter().filter(|m| m.parent.is_some()).map(|m| m.id.clone()).collect(),
                 models: engine.models.into_iter().map(|model| model.id).collect(),
             })
             .collect();
         self.0.store(Arc::new(seen));
     }
 
-    /// The engines that serve a model, or that take any name.
+    /// The engines that serve a model, or an adapter by that name, or that take any name.
     pub(crate) fn serving(&self, model: Option<&str>, engines: &Engines) -> Vec<Seen> {
         if self.0.load().is_empty() {
             // Nobody was ready at the last look.
             self.refresh(engines);
         }
-        let serves =
-            |seen: &&Seen| seen.models.is_empty() || model.is_none_or(|model| seen.models.contains(model));
+        let takes = |seen: &Seen, model: &str| {
+            seen.models.contains(model) || engines.adapter_at(seen.worker, model).is_some()
+        };
+        let serves = |seen: &&Seen| seen.models.is_empty() || model.is_none_or(|model| takes(seen, model));
         self.0.load().iter().filter(serves).cloned().collect()
-    }
-}
-
-impl Seen {
-    /// The adapter that a model's name stands for.
-    pub(crate) fn adapter(&self, model: Option<&str>) -> Option<Arc<str>> {
-        model.filter(|model| self.adapters.contains(*model)).map(Arc::from)
     }
 }

@@ -10,7 +10,7 @@
 //!   I-KVG-5 a tenant's prompts match those of another only where caches are not kept apart.
 //! - No request waits longer than its sources' bounds because of anything here.
 //! - The task that applies events has a thread of its own, and requests only read what it wrote: one that lags
-//!   makes matches old, not requests slow.
+//!   makes matches old, not requests slow, and workers stale for as long.
 //! - What was dispatched counts before the turn's bytes leave, and no longer when it failed before the first byte of
 //!   an answer.
 //! - No content is kept: blocks are hashes, outlines are hashes and lengths; what is kept to tokenize a session's

@@ -3,6 +3,7 @@
 //! - Inputs: engines' cache events, the store's events, workers that come and go, what requests tell, ticks.
 //!   Outputs: what readers see; transitions and numbers for metrics.
 //! - It runs on a thread of its own and waits for nothing but its channels.
+//! - Events that wait make workers stale ([`Plane::waited`]): a picture that lags is not taken for one that does not.
 //! - Each channel is bounded, but for that of workers, which says little: a full one holds up the subscribers (which
 //!   then lose messages and notice) or loses news that only refine the picture.
 //! - No timer is polled here, so the thread ends cleanly whenever the runtime does.
@@ -13,10 +14,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tandem_engines::{
-    EngineEvent, Engines, HttpClient, KvEvents, KvEventsConfig, KvUpdate, KvUpdateKind, StoreEvents,
+    EngineEvent, Engines, HttpClient, KvClear, KvEvents, KvEventsConfig, KvUpdate, KvUpdateKind, StoreEvents,
     StoreEventsConfig, StoreUpdate,
 };
-use tandem_kvplane::{Plane, PlaneConfig, StoreChange, StoreDoubt, WorkerSpec};
+use tandem_kvplane::{Pace, Plane, PlaneConfig, StoreChange, StoreDoubt, WorkerSpec};
 use tandem_lineage::{Lineage, LineageConfig};
 use tandem_types::{EngineKind, Time, WorkerId, WorkerInfo};
 use tokio::sync::{Semaphore, mpsc};
@@ -28,6 +29,9 @@ use crate::metrics::{Family, Metrics};
 
 /// Batches of all publishers together that may wait.
 const UPDATES_MAX: usize = 4096;
+
+/// So many batches waiting mean that publishers are, or are about to be, held up.
+const CROWDED: usize = UPDATES_MAX / 4 * 3;
 
 /// Pages of a store's listing, and batches, that may wait.
 const STORE_UPDATES_MAX: usize = 256;
@@ -79,8 +83,13 @@ impl Running {
 pub(crate) async fn start(from: Starting) -> Result<(Arc<Kv>, Running), StartError> {
     let Starting { settings, engines, client, clock, metrics, .. } = from;
     let tokenizers = local::Tokenizers::load(&settings, &metrics).await?;
-    let plane =
-        Plane::new(PlaneConfig { predict: settings.predict, seed: from.seed, ..PlaneConfig::default() });
+    let plane = Plane::new(PlaneConfig {
+        predict: settings.predict,
+        lag_max: settings.lag_max,
+        stale_after: settings.stale_after,
+        seed: from.seed,
+        ..PlaneConfig::default()
+    });
     let (updates, update_inbox) = mpsc::channel(UPDATES_MAX);
     let events = settings.events.then(|| KvEvents::start(&engines, KvEventsConfig::default(), updates));
     let (store_updates, store_inbox) = mpsc::channel(STORE_UPDATES_MAX);
@@ -122,6 +131,7 @@ pub(crate) async fn start(from: Starting) -> Result<(Arc<Kv>, Running), StartErr
         metrics,
         known: BTreeMap::new(),
         kinds: BTreeMap::new(),
+        longest_wait: Duration::ZERO,
     };
     let inboxes =
         Inboxes { updates: update_inbox, store: store_inbox, news: news_inbox, workers: worker_inbox };
@@ -177,6 +187,8 @@ struct Task {
     known: BTreeMap<WorkerId, WorkerSpec>,
     /// The makes of workers whose events come before anything else is known of them.
     kinds: BTreeMap<WorkerId, EngineKind>,
+    /// Longest wait of an event since the last tick.
+    longest_wait: Duration,
 }
 
 impl Task {
@@ -193,16 +205,20 @@ impl Task {
                     Some(News::Close) => return,
                     Some(news) => {
                         self.news(news);
-                        self.metrics.set(Family::KvQueue, &[("of", "news")], inboxes.news.len());
-                        self.metrics.set(Family::KvQueue, &[("of", "events")], inboxes.updates.len());
+                        let queues = [
+                            ("news", inboxes.news.len()),
+                            ("events", inboxes.updates.len()),
+                            ("store", inboxes.store.len()),
+                        ];
+                        for (of, waiting) in queues {
+                            self.metrics.set(Family::KvQueue, &[("of", of)], waiting);
+                        }
                     }
                     None => return,
                 },
                 count = inboxes.updates.recv_many(&mut batch, BATCH), if updates_open => {
                     updates_open = count > 0;
-                    for update in batch.drain(..) {
-                        self.update(&update);
-                    }
+                    self.updates(&mut batch, &inboxes.updates);
                 }
                 update = inboxes.store.recv(), if store_open => match update {
                     Some(update) => self.store(&update),
@@ -264,6 +280,35 @@ impl Task {
         self.say(worker, spec, now);
     }
 
+    /// Takes in what was received together. The first is the oldest: it says how far this task is behind.
+    fn updates(&mut self, batch: &mut Vec<KvUpdate>, inbox: &mpsc::Receiver<KvUpdate>) {
+        if let Some(first) = batch.first() {
+            self.waited(self.clock.age(first.received), inbox.len() >= CROWDED);
+        }
+        for update in batch.drain(..) {
+            self.update(&update);
+        }
+        if inbox.is_empty() {
+            self.waited(Duration::ZERO, false);
+        }
+    }
+
+    fn waited(&mut self, age: Duration, crowded: bool) {
+        self.longest_wait = self.longest_wait.max(age);
+        if let Some(pace) = self.plane.waited(age, crowded, self.clock.now()) {
+            if pace == Pace::Abreast {
+                tracing::info!("cache events are taken in as they come again");
+            } else {
+                tracing::warn!(
+                    ?age,
+                    crowded,
+                    "cache events wait to be taken in: workers' caches are known less well"
+                );
+            }
+            self.metrics.inc(Family::KvIndexPace, &[("to", pace.as_str())]);
+        }
+    }
+
     fn update(&mut self, update: &KvUpdate) {
         let (now, worker) = (self.clock.now(), update.worker);
         match &update.kind {
@@ -273,9 +318,13 @@ impl Task {
                 self.metrics.count(Family::KvEvents, &[], batch.events.len() as u64);
                 self.plane.batch(worker, batch, now);
             }
-            KvUpdateKind::Cleared => {
-                self.metrics.inc(Family::KvClears, &[("worker", &worker.to_string())]);
-                self.plane.cleared(worker, now);
+            KvUpdateKind::Cleared(cause) => {
+                let labels = [("worker", &*worker.to_string()), ("cause", cause.as_str())];
+                self.metrics.inc(Family::KvClears, &labels);
+                match cause {
+                    KvClear::Restarted => self.plane.cleared(worker, now),
+                    KvClear::Lost | KvClear::Ended => self.plane.lost(worker, now),
+                }
             }
             KvUpdateKind::Stale => self.plane.stale(worker, now),
             KvUpdateKind::Live => {
@@ -346,6 +395,8 @@ impl Task {
             let _ = self.store_events.as_ref().map(|store| store.reconcile());
         }
         status::plane(&self.metrics, &self.plane.stats());
+        let lag = std::mem::take(&mut self.longest_wait).as_secs_f64();
+        self.metrics.gauge(Family::KvIndexLag, &[], lag);
     }
 
     fn transitions(&mut self) {

@@ -135,6 +135,7 @@ async fn the_whole_time_of_a_call_is_bounded() {
     assert_eq!(outcome(&rows[0]), ("failed".to_owned(), "deadline".to_owned()));
 }
 
+/// I-GW-5.
 #[tokio::test(flavor = "multi_thread")]
 async fn garbage_is_retried_and_then_refused_in_the_dialects_form() {
     let engine = Engine::start(|call| {

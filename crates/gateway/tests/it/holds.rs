@@ -47,6 +47,7 @@ async fn a_turn_waits_for_the_first_engine_and_is_then_served() {
     assert!(rows[0]["tandem"]["held_ms"].as_f64().expect("held") > 0.0);
 }
 
+/// I-GW-2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_too_long_ends_in_the_dialects_form() {
     let setup = without_engine(|config| config.hold.max = Span::millis(150)).await;

@@ -1,132 +1,10 @@
 //! Where the KV is, as the gateway knows it, against what modelled engines say they reused.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use tandem_gateway::config::{ApiKey, Config, PromptSource, Secret};
-use tandem_mock_engine::{KvEventsConfig, MockConfig, MockEngine, MockKind, MockModel};
+use tandem_gateway::config::{ApiKey, PromptSource, Secret};
+use tandem_mock_engine::{MockConfig, MockEngine, MockKind};
 
-use crate::client;
-use crate::setup::{Setup, start_at};
-
-const BLOCK: u64 = 16;
-
-fn config(kind: MockKind) -> MockConfig {
-    let mut config = MockConfig { kind, models: vec![MockModel::base("tiny")], ..MockConfig::default() };
-    config.flags.prompt_tokens_details = true;
-    config.flags.scale_out = true;
-    config
-}
-
-async fn engine(kind: MockKind) -> MockEngine {
-    MockEngine::start(config(kind)).await.expect("starts")
-}
-
-async fn gateway(engines: &[&MockEngine], sources: &[PromptSource], more: impl FnOnce(&mut Config)) -> Setup {
-    let sources = sources.to_vec();
-    let setup = start_at(engines.iter().map(|engine| engine.url()).collect(), |config| {
-        "kv".clone_into(&mut config.policy);
-        config.kv.sources = sources;
-        more(config);
-    })
-    .await;
-    setup.ready().await;
-    setup
-}
-
-impl Setup {
-    /// Waits until the caches of all workers are known from events.
-    async fn exact(&self) {
-        self.admin_until("/kv", |kv| {
-            let workers = kv["workers"].as_array().expect("a list");
-            !workers.is_empty() && workers.iter().all(|worker| worker["knowledge"] == "exact")
-        })
-        .await;
-    }
-
-    async fn post_admin(&self, path: &str, body: &Value) -> client::Answer {
-        let request = client::post(path, "", body.to_string().as_bytes());
-        client::call(self.gateway.admin_addr(), &request).await
-    }
-}
-
-/// What a turn's answer said.
-#[derive(Debug)]
-struct Turn {
-    source: String,
-    worker: String,
-    ours: Option<u64>,
-    predicted: Option<u64>,
-    prompt: u64,
-    cached: u64,
-    output: u64,
-}
-
-impl Turn {
-    /// Blocks of prompt and answer that are computed in the end: the last token is not.
-    const fn blocks(&self) -> u64 {
-        (self.prompt + self.output - 1) / BLOCK
-    }
-}
-
-/// A session as a harness keeps it.
-struct Session {
-    id: &'static str,
-    tenant: &'static str,
-    history: Vec<Value>,
-    headers: String,
-}
-
-impl Session {
-    fn new(id: &'static str) -> Self {
-        let system = json!({"role": "system", "content": format!("instructions for {id} ").repeat(40)});
-        Self { id, tenant: "default", history: vec![system], headers: String::new() }
-    }
-
-    fn body(&self) -> Value {
-        json!({"model": "tiny", "max_tokens": 24, "messages": self.history})
-    }
-
-    /// One turn: a question, and the answer kept as it came.
-    async fn turn(&mut self, setup: &Setup, question: &str) -> Turn {
-        self.history.push(json!({"role": "user", "content": question}));
-        let headers = format!("x-session-id: {}\r\nx-tandem-explain: 1\r\n{}", self.id, self.headers);
-        let answer = setup.post("/v1/chat/completions", &headers, &self.body()).await;
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        let said = answer.json();
-        self.history.push(said["choices"][0]["message"].clone());
-        let number = |name: &str| answer.header(name).map(|text| text.parse().expect("a number"));
-        let usage = &said["usage"];
-        Turn {
-            source: answer.header("x-tandem-prompt-source").expect("a source").to_owned(),
-            worker: answer.header("x-tandem-worker").expect("a worker").to_owned(),
-            ours: number("x-tandem-prompt-tokens"),
-            predicted: number("x-tandem-predicted-cached-tokens"),
-            prompt: usage["prompt_tokens"].as_u64().expect("a count"),
-            cached: usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0),
-            output: usage["completion_tokens"].as_u64().expect("a count"),
-        }
-    }
-}
-
-impl Session {
-    /// Waits until the engine's events of a turn were taken in, to its last block.
-    async fn known(&self, setup: &Setup, said: &Turn) {
-        setup.admin_until("/kv", |kv| kv["predicted_blocks"] == 0).await;
-        let known = async {
-            loop {
-                let found =
-                    setup.post_admin(&format!("/kv/match?tenant={}", self.tenant), &self.body()).await.json();
-                let workers = found["match"]["workers"].as_array().cloned().unwrap_or_default();
-                if workers.iter().any(|held| held["device"].as_u64() >= Some(said.blocks())) {
-                    return;
-                }
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), known).await.expect("the events come");
-    }
-}
+use crate::sessions::{BLOCK, Session, config, empty, engine, gateway};
 
 /// Six turns of one session; each must be predicted to the token.
 async fn predicted(kind: MockKind, sources: &[PromptSource]) {
@@ -289,12 +167,6 @@ async fn a_cache_that_was_cleared_silently_misleads_one_turn_only() {
     assert_eq!(third.predicted, Some(third.cached), "{third:?}");
     assert!(third.cached > 0, "{third:?}");
     engine.stop().await;
-}
-
-async fn empty(engine: &MockEngine, path: &str) {
-    let address = engine.url().trim_start_matches("http://").parse().expect("an address");
-    let reset = client::call(address, &client::post(path, "", b"")).await;
-    assert_eq!(reset.status, 200, "{}", reset.text());
 }
 
 /// What evictions take away is no longer predicted.
@@ -461,41 +333,4 @@ async fn text_finds_what_was_sent_with_the_same_text() {
     assert_eq!((second.source.as_str(), second.ours), ("text", None));
     assert!(second.predicted.is_some_and(|tokens| tokens > 0), "{second:?}");
     engine.stop().await;
-}
-
-/// Events that stop are noticed, and a publisher that comes back is believed again.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_engine_that_restarts_is_known_anew() {
-    let fixed = free_ports();
-    let start = |port: u16, events: KvEventsConfig| MockConfig {
-        port,
-        kv_events: Some(events),
-        ..config(MockKind::Vllm)
-    };
-    let events = KvEventsConfig { port: fixed[1], replay_port: fixed[2], ..KvEventsConfig::default() };
-    let engine = MockEngine::start(start(fixed[0], events.clone())).await.expect("starts");
-    let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
-    setup.exact().await;
-    let mut session = Session::new("s");
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
-    engine.stop().await;
-    setup.admin_until("/workers", |workers| workers["engines"][0]["state"] == "down").await;
-    let engine = MockEngine::start(start(fixed[0], events)).await.expect("starts again");
-    setup.ready().await;
-    let second = session.turn(&setup, "two").await;
-    assert_eq!(second.cached, 0, "a new process has an empty cache");
-    session.known(&setup, &second).await;
-    setup.exact().await;
-    let third = session.turn(&setup, "three").await;
-    assert_eq!(third.predicted, Some(third.cached), "{third:?}");
-    assert!(third.cached > 0);
-    engine.stop().await;
-}
-
-/// Ports that nobody uses now.
-fn free_ports() -> [u16; 3] {
-    let listeners: [std::net::TcpListener; 3] =
-        std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
-    listeners.map(|listener| listener.local_addr().expect("an address").port())
 }

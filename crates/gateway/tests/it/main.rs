@@ -9,11 +9,15 @@ mod engine;
 mod faults;
 mod holds;
 mod kv;
+mod kv_degrade;
+mod kv_local;
+mod kv_place;
 mod modelled;
 #[cfg(feature = "otlp")]
 mod otlp;
 mod pd;
 mod plain;
+mod sessions;
 mod setup;
 mod shutdown;
 mod surface;

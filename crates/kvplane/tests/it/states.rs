@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tandem_kvplane::{Keep, Knowledge, Plane, PlaneConfig, WorkerSpec};
+use tandem_kvplane::{Keep, Knowledge, Pace, Plane, PlaneConfig, WorkerSpec};
 use tandem_types::{EngineKind, KvEvent, MatchSource, Tier};
 
 use crate::told::*;
@@ -208,4 +208,102 @@ fn look_ups_go_on_while_events_come_in() {
         }
         done.store(true, std::sync::atomic::Ordering::Relaxed);
     });
+}
+
+/// I-KVP-13: a loss is no restart. What the engine held it still holds, so what was sent there lately counts.
+#[test]
+fn after_a_loss_a_worker_is_stale_until_its_engine_starts_anew_or_time_has_passed() {
+    use Knowledge::{Exact, Stale};
+    for rebuilt in [true, false] {
+        let mut plane = plane(1);
+        let reader = plane.reader();
+        let (before, after) = (tokens(1, 9), tokens(51, 59));
+        reader.dispatched(worker(0), &reader.chain(&before, None, None, None), at(1)).expect("noted");
+        store(&mut plane, 0, stored(&[1, 2], None, &before[..8]), at(1));
+        plane.lost(worker(0), at(10));
+        let told = |found: tandem_types::PrefixMatch| found.of(worker(0)).map(|h| (h.device, h.source));
+        let of = |prompt: &[u32], now| told(find(&reader, prompt, at(now)));
+        assert_eq!(reader.knowledge(worker(0)), Stale);
+        assert_eq!(of(&before, 10), Some((2, MatchSource::Approximate)), "it was sent there 9 s ago");
+        store(&mut plane, 0, stored(&[3, 4], None, &after[..8]), at(11));
+        assert_eq!(
+            (reader.knowledge(worker(0)), of(&after, 11)),
+            (Stale, Some((2, MatchSource::Approximate)))
+        );
+        if rebuilt {
+            plane.batch(worker(0), &batch(vec![KvEvent::Cleared]), at(12));
+            let nothing = Some((0, MatchSource::Exact));
+            assert_eq!(
+                (of(&before, 12), of(&after, 12)),
+                (nothing, nothing),
+                "all is gone, and that is known"
+            );
+            assert_eq!(reader.knowledge(worker(0)), Exact);
+        } else {
+            plane.tick(at(69));
+            assert_eq!(reader.knowledge(worker(0)), Stale);
+            plane.tick(at(70));
+            assert_eq!((reader.knowledge(worker(0)), of(&after, 70)), (Exact, Some((2, MatchSource::Exact))));
+            // Sent at 1 s, believed for two minutes: nothing is left to guess.
+            plane.tick(at(121));
+            assert_eq!(of(&before, 121), Some((0, MatchSource::Exact)));
+        }
+        assert_eq!(plane.stats().workers[0].events.voided, 1);
+        let expected = [(None, Some(Knowledge::Blind)), (Some(Knowledge::Blind), Some(Exact))];
+        assert_eq!(steps(&mut plane)[..2], expected);
+    }
+}
+
+#[test]
+fn a_new_process_has_nothing_of_what_was_sent_to_the_old_one() {
+    let mut plane = plane(1);
+    let reader = plane.reader();
+    let prompt = tokens(1, 9);
+    reader.dispatched(worker(0), &reader.chain(&prompt, None, None, None), at(1)).expect("noted");
+    store(&mut plane, 0, stored(&[1, 2], None, &prompt[..8]), at(1));
+    plane.cleared(worker(0), at(2));
+    plane.tick(at(70));
+    assert_eq!(reader.knowledge(worker(0)), Knowledge::Approximate);
+    assert_eq!(depths(&find(&reader, &prompt, at(70)), 0), Some([0; 3]));
+}
+
+/// I-KVP-13: events that wait make all workers stale that have any, and the last of them makes all exact.
+#[test]
+fn while_events_wait_workers_are_stale_and_recover_by_themselves() {
+    use Knowledge::{Approximate, Exact, Stale};
+    let second = Duration::from_secs(1);
+    let mut plane = plane(2);
+    plane.worker(worker(2), WorkerSpec { events: false, ..vllm() }, at(0));
+    let reader = plane.reader();
+    let (prompt, new) = (tokens(1, 9), tokens(51, 59));
+    store(&mut plane, 0, stored(&[1, 2], None, &prompt[..8]), at(0));
+    plane.drain_transitions();
+    let all = |reader: &tandem_kvplane::PlaneReader| [0, 1, 2].map(|engine| reader.knowledge(worker(engine)));
+    assert_eq!(plane.waited(second, false, at(1)), None, "the bound itself is no wait");
+    assert_eq!(plane.waited(second + Duration::from_nanos(1), false, at(1)), Some(Pace::Behind));
+    assert_eq!((all(&reader), plane.stats().pace), ([Stale, Stale, Approximate], Pace::Behind));
+    let found = find(&reader, &prompt, at(1));
+    assert_eq!(
+        found.of(worker(0)).map(|held| (held.device, held.source)),
+        Some((2, MatchSource::Approximate))
+    );
+    // What is sent counts at once, behind or not, and until its event.
+    reader.dispatched(worker(1), &reader.chain(&new, None, None, None), at(1)).expect("noted");
+    assert_eq!(depths(&find(&reader, &new, at(1)), 1), Some([2, 2, 2]));
+    assert_eq!(plane.waited(second, false, at(2)), None, "back at half of the bound only");
+    assert_eq!(plane.waited(Duration::ZERO, true, at(2)), None, "who holds up publishers does not know");
+    assert_eq!(plane.waited(Duration::from_secs(61), true, at(2)), Some(Pace::FarBehind));
+    assert_eq!(all(&reader), [Approximate; 3]);
+    assert_eq!(depths(&find(&reader, &prompt, at(2)), 0), Some([0, 0, 0]), "too old to be believed");
+    assert_eq!(plane.waited(second / 2, false, at(3)), Some(Pace::Abreast));
+    assert_eq!(all(&reader), [Exact, Exact, Approximate]);
+    assert_eq!(plane.stats().pending, 1, "its event is still to come");
+    assert_eq!(depths(&find(&reader, &new, at(3)), 1), Some([2, 2, 2]));
+    store(&mut plane, 1, stored(&[5, 6], None, &new[..8]), at(3));
+    assert_eq!((plane.stats().confirmed, plane.stats().pending), (1, 0));
+    let steps = steps(&mut plane);
+    let of_one =
+        [(Some(Exact), Some(Stale)), (Some(Stale), Some(Approximate)), (Some(Approximate), Some(Exact))];
+    let expected: Vec<_> = of_one.iter().flat_map(|step| [*step; 2]).collect();
+    assert_eq!(steps, expected, "each once for both of them");
 }

@@ -12,8 +12,8 @@
 //!   fit; else the one that arrived last: identical lines can be exchanged, because the one that is not taken stays for
 //!   the other's next turn.
 //! - I-INF-1 two conversations with one beginning never become one program: a line is continued once, because its
-//!   successor takes its place. I-INF-2 a tenant sees only its own. I-INF-3 raw prompts have no turns, so
-//!   nothing is inferred from them.
+//!   successor takes its place. I-INF-2 a tenant sees only its own.
+//! - Raw prompts have no turns, so nothing is inferred from them.
 
 use std::collections::BTreeMap;
 

@@ -183,6 +183,9 @@ pub struct RoutingEvent {
     /// What makes up each of these scores, in the same order; empty for policies whose score is the load.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub terms: Vec<ScoreTerms>,
+    /// Where the prompt was computed; absent where the worker does all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<PrefillRecord>,
     /// Where the prompt's KV lay, as the index saw it; absent where the prompt's blocks were not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<PrefixSeen>,
@@ -216,6 +219,52 @@ pub struct ScoreTerms {
     pub affinity: u64,
     /// Preferred labels missing.
     pub labels: u64,
+    /// KV of the prompt still to fetch from where it is computed.
+    pub transfer: u64,
+    /// An adapter to load.
+    pub adapter: u64,
+}
+
+/// Where the prompt of a turn was computed whose worker is there for answers alone.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PrefillRecord {
+    /// At whose place.
+    pub place: PrefillPlace,
+    /// The worker for prompts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<WorkerRef>,
+    /// Why that one, in the policy's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Tokens of the prompt that the worker that answers was expected to compute itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// Workers for prompts in the choice, with scores (lower is better).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub candidates: Vec<CandidateScore>,
+    /// What makes up each of these scores, in the same order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub terms: Vec<ScoreTerms>,
+}
+
+impl PrefillRecord {
+    /// A record of which nothing but the place is known.
+    #[must_use]
+    pub const fn at(place: PrefillPlace) -> Self {
+        Self { place, worker: None, reason: None, tokens: None, candidates: Vec::new(), terms: Vec::new() }
+    }
+}
+
+/// Who computed a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefillPlace {
+    /// A worker for prompts.
+    Remote,
+    /// The worker that answers, since it lacks little of the prompt.
+    Local,
+    /// The worker that answers, since no worker for prompts was ready.
+    Alone,
 }
 
 /// Most workers of a [`PrefixSeen`]: a row must not grow with the fleet.
