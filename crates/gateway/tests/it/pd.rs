@@ -298,11 +298,27 @@ async fn sessions(kind: MockKind) -> Vec<Value> {
     // One token for each prompt at the engines for prompts, the answers at the others.
     assert_eq!(engines[..2].iter().map(computed).sum::<u64>(), 18);
     assert!(engines[2..].iter().map(computed).sum::<u64>() > 100);
-    let rows = Arc::into_inner(setup).expect("all sessions are over").rows().await;
+    let setup = Arc::into_inner(setup).expect("all sessions are over");
+    setup.gateway.begin_shutdown();
+    setup.gateway.wait().await;
     for engine in engines {
         engine.stop().await;
     }
-    rows
+    routed_to_pairs(&setup.events());
+    setup.read_rows()
+}
+
+/// Each decision tells of both workers.
+fn routed_to_pairs(events: &[Value]) {
+    let routed: Vec<&Value> = events.iter().filter(|event| event["event_type"] == "routing").collect();
+    assert_eq!(routed.len(), 18);
+    for event in routed {
+        let prefill = &event["prefill"];
+        assert_eq!(prefill["place"], "remote", "{event}");
+        assert!(prefill["worker"]["worker_id"].as_u64() < Some(2), "{event}");
+        assert!(event["worker"]["worker_id"].as_u64() >= Some(2), "{event}");
+        assert!(prefill["reason"].is_string() && prefill["candidates"][0]["score"].is_number(), "{event}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
