@@ -87,7 +87,7 @@ async fn predicted(kind: MockKind) {
     let metrics = setup.metrics().await;
     for line in [
         "tandem_kv_prompt_tokens_checked_total{source=\"local\",outcome=\"equal\"} 5",
-        "tandem_kv_predictions_total{source=\"local\",outcome=\"equal\"} 5",
+        "tandem_kv_predictions_total{source=\"local\",outcome=\"equal\",claim=\"exact\"} 5",
         "tandem_kv_tokenizer_used{tokenizer=\"tiny\"} 1",
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
