@@ -66,6 +66,12 @@ class Engine:
         must(self.process.proc.poll() is None, f"{self.kind} ended: {self.process.output()[-3000:]}")
         return get(f"{self.url}/health", timeout=20) is not None
 
+    def emptied(self):
+        """Drops the cache. SGLang refuses while it does anything, its health checks included."""
+        request = urllib.request.Request(f"{self.url}/{self.drop}", method="POST")
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status == 200
+
     def oracle(self):
         return Oracle(self.python, f"tcp://{HOST}:{self.replay}", self.folder / "oracle.log")
 
@@ -83,7 +89,7 @@ class Engine:
 class Vllm(Engine):
     """vLLM 0.32. `small`: a cache of 1,536 tokens."""
 
-    kind, block = "vllm", 32
+    kind, block, drop = "vllm", 32, "reset_prefix_cache"
 
     def command(self, extra=(), env=()):
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{self.events}",
@@ -101,7 +107,7 @@ class Vllm(Engine):
 class Sglang(Engine):
     """SGLang 0.5.23. `small`: a cache of 1,536 tokens."""
 
-    kind, block = "sglang", 16
+    kind, block, drop = "sglang", 16, "flush_cache"
 
     def command(self):
         events = {"publisher": "zmq", "topic": "kv-events", "endpoint": f"tcp://*:{self.events}",
@@ -459,7 +465,7 @@ def tests(kind, python, model):
         engine.kill()
         engine.start()
         round_robin(ledger, "engine killed and started again", engine, front, oracle, agents, 3)
-        post(f"{engine.url}/{'reset_prefix_cache' if kind == 'vllm' else 'flush_cache'}", {}, raw=True)
+        until("an emptied cache", engine.emptied, PATIENCE, 1)
         ledger.turn(UNTOLD, engine, front, oracle, agents[0])
         round_robin(ledger, "engine's cache emptied", engine, front, oracle, agents, 2)
 
