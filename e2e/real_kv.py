@@ -177,14 +177,12 @@ def stream(worker):
     return {name: events.get(name) for name in ("state", "last_seq", "restarts", "batches")}
 
 
-def post(url, body, headers=(), timeout=300, raw=False):
-    """Returns the answer's headers and its JSON (of a stream: its events; `raw`: its bytes)."""
+def post(url, body, headers=(), timeout=300):
+    """Returns the answer's headers and its JSON (of a stream: its events)."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json", **dict(headers)})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             data = response.read()
-            if raw:
-                return response.headers, data
             if "event-stream" in response.headers.get("content-type", ""):
                 lines = (line[5:].strip() for line in data.decode().splitlines() if line.startswith("data:"))
                 return response.headers, [json.loads(line) for line in lines if line != "[DONE]"]
