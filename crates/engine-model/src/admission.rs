@@ -3,10 +3,10 @@
 //! - Purpose: look a prompt up, on the device and below it; read what lies below; join the batch.
 //! - Inputs: the head of the queue, the shared store. Outputs: admissions, events of blocks that came back.
 //! - Invariants:
-//!   - I-ADM-1 a request reads from lower tiers at most once for each admission; it waits for that outside of
+//!   - I-EAD-1 a request reads from lower tiers at most once for each admission; it waits for that outside of
 //!     the batch and holds its place in the queue, and requests behind it may overtake it meanwhile.
-//!   - I-ADM-2 cached tokens are those that nobody computes: what was read from lower tiers counts.
-//!   - I-ADM-3 when blocks are short, reads under way are given up before running requests are thrown out.
+//!   - I-EAD-2 cached tokens are those that nobody computes: what was read from lower tiers counts.
+//!   - I-EAD-3 when blocks are short, reads under way are given up before running requests are thrown out.
 //! - Differences: SGLang reads layer by layer while the prefill is under way; here both flavours wait for it.
 //!   vLLM never takes blocks from a read under way.
 

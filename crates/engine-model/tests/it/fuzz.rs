@@ -393,7 +393,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// Any load on any set-up: limits hold, everything ends once, blocks are conserved, events tell the
-    /// truth, and a second run is identical: I-TIR-1, I-TIR-3, I-ADM-3, I-MDL-1, I-MDL-2, I-MDL-3, I-VLL-1, I-VLL-2, I-SGL-1, I-SGL-2,
+    /// truth, and a second run is identical: I-TIR-1, I-TIR-3, I-EAD-3, I-MDL-1, I-MDL-2, I-MDL-3, I-VLL-1, I-VLL-2, I-SGL-1, I-SGL-2,
     /// I-SGL-3, I-SGL-4, I-BLK-1.
     #[test]
     fn any_load_is_conserved_and_repeatable(set_up in set_up(), acts in prop::collection::vec(act(), 1..120)) {

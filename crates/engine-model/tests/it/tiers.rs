@@ -77,7 +77,7 @@ fn no_store() -> MemoryStore {
     MemoryStore::new(0, 1.0)
 }
 
-/// I-TIR-2, I-TIR-3, I-ADM-2: what the device lost comes back from host memory, in the time that its link
+/// I-TIR-2, I-TIR-3, I-EAD-2: what the device lost comes back from host memory, in the time that its link
 /// takes, and counts as cached.
 #[test]
 fn evicted_blocks_come_back_from_the_host() {
@@ -182,7 +182,7 @@ fn a_store_serves_all_its_engines() {
     assert_eq!(store.len(), 15);
 }
 
-/// I-ADM-1: a request that needs nothing from below overtakes one that waits for its blocks.
+/// I-EAD-1: a request that needs nothing from below overtakes one that waits for its blocks.
 #[test]
 fn others_go_on_while_one_loads() {
     let mut engine = engine(Flavor::Vllm, 12, TiersConfig { host: tier(100), ..TiersConfig::default() });

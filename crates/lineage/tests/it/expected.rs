@@ -63,7 +63,7 @@ const fn told(expected: Expected) -> (u64, Basis) {
     (expected.tokens, expected.basis)
 }
 
-/// Lower and upper bound; no upper one = nothing is promised.
+/// Lower and upper bound; no upper one = nothing is promised (I-LTB-6).
 fn bounds(expected: Expected) -> (u64, Option<u64>) {
     assert!((expected.low..=expected.high).contains(&expected.tokens), "{expected:?}");
     (expected.low, Some(expected.high).filter(|high| *high < u64::MAX))
