@@ -50,6 +50,9 @@ struct WorkerArgs {
     /// The routing policy, by name.
     #[arg(long, env = "TANDEM_POLICY", value_name = "NAME")]
     policy: Option<String>,
+    /// The admission policy, by name: which turns may run now, so that sessions keep their caches.
+    #[arg(long, env = "TANDEM_ADMISSION", value_name = "NAME")]
+    admission: Option<String>,
     /// Seed of everything random.
     #[arg(long, env = "TANDEM_SEED", value_name = "N")]
     seed: Option<u64>,
@@ -204,6 +207,7 @@ fn apply_workers(config: &mut Config, args: WorkerArgs) {
     }
     set_some(&mut config.worker_api_key, args.worker_api_key);
     set(&mut config.policy, args.policy);
+    set(&mut config.admission.policy, args.admission);
     set(&mut config.seed, args.seed);
     set(&mut config.retry.max_attempts, args.retry_max_attempts);
     set(&mut config.breaker.failure_threshold, args.breaker_failure_threshold);

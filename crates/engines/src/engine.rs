@@ -157,6 +157,7 @@ impl Engine {
                 host: self.base.host().trim_matches(['[', ']']).to_owned(),
                 port: self.spec.bootstrap_port.or(facts.split.bootstrap_port),
             },
+            priority: self.spec.priority,
         }
     }
 

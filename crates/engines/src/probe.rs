@@ -143,6 +143,7 @@ pub async fn probe(client: &HttpClient, spec: &EngineSpec, options: ProbeOptions
         rank: None,
         host: None,
         bootstrap: Bootstrap::default(),
+        priority: false,
     };
     let control = Control { client: client.clone(), target, timeout: options.timeout };
     let survey = match survey::survey(&control, spec.kind).await {

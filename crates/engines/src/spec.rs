@@ -11,7 +11,8 @@
 //!   Keys: `kind` (`auto`, `vllm`, `sglang`, `openai`), `api_key`, `max_running`, `kv_events` (`off` or rank 0's
 //!   publisher as the engine is configured with it, `tcp://*:5557`), `kv_replay` (rank 0's replay socket), `role`
 //!   (`auto`, `both`, `prefill`, `decode`), `bootstrap_port` (where an SGLang prefill engine is met), `lora` (`loaded`,
-//!   or `any`: the engine loads adapters when asked), `labels` and `taints` (`a|b`), `label.NAME`.
+//!   or `any`: the engine loads adapters when asked), `priority` (`on`: the engine schedules by priority), `kv_resident`
+//!   (KV tokens that it holds with its own host memory and disks), `labels` and `taints` (`a|b`), `label.NAME`.
 //! - Invariants: I-SPEC-1 a base URL never ends in `/` nor in `/v1` (users paste the OpenAI base URL);
 //!   I-SPEC-2 neither `Display` nor `Debug` shows an API key.
 //! - Deliberately absent: user names and passwords in URLs, `%` decoding, reading of files or environment.
@@ -73,7 +74,7 @@ pub enum SpecError {
     /// An unknown option.
     #[error(
         "unknown option {0:?}: the options are kind, api_key, max_running, kv_events, kv_replay, role, \
-         bootstrap_port, lora, labels, taints and label.NAME"
+         bootstrap_port, lora, priority, kv_resident, labels, taints and label.NAME"
     )]
     OptionUnknown(String),
     /// The same option twice.
@@ -317,6 +318,10 @@ pub struct EngineSpec {
     pub bootstrap_port: Option<u16>,
     /// It loads LoRA adapters when a call asks for them.
     pub loads_adapters: bool,
+    /// It schedules by the priority of calls: only then does it get any.
+    pub priority: bool,
+    /// KV tokens that each of its data-parallel ranks holds with its own tiers below the device, if the user says.
+    pub kv_resident_tokens: Option<u64>,
     /// Labels without a value.
     pub tags: Vec<String>,
     /// What keeps calls away that do not say that they put up with it.
@@ -338,6 +343,8 @@ impl EngineSpec {
             role: None,
             bootstrap_port: None,
             loads_adapters: false,
+            priority: false,
+            kv_resident_tokens: None,
             tags: Vec::new(),
             taints: Vec::new(),
             labels: BTreeMap::new(),
@@ -455,33 +462,17 @@ fn parse_options(text: &str, spec: &mut EngineSpec) -> Result<(), SpecError> {
                 let expected = "an endpoint like tcp://*:5558";
                 spec.kv_events.replay = Some(value.parse().map_err(|_| bad(value, expected))?);
             }
-            "role" => {
-                spec.role = match value {
-                    "auto" => None,
-                    "both" => Some(WorkerRole::Both),
-                    "prefill" => Some(WorkerRole::Prefill),
-                    "decode" => Some(WorkerRole::Decode),
-                    _ => return Err(bad(value, "auto, both, prefill or decode")),
-                };
-            }
-            "bootstrap_port" => {
-                let port = value.parse().ok().filter(|port| *port > 0);
-                spec.bootstrap_port = Some(port.ok_or_else(|| bad(value, "a port from 1 to 65535"))?);
-            }
-            "lora" => {
-                spec.loads_adapters = match value {
-                    "loaded" => false,
-                    "any" => true,
-                    _ => return Err(bad(value, "loaded or any")),
-                };
-            }
             "labels" => spec.tags = words(value).ok_or_else(|| bad(value, WORDS))?,
             "taints" => spec.taints = words(value).ok_or_else(|| bad(value, WORDS))?,
             _ => match key.strip_prefix("label.") {
                 Some(name) if !name.is_empty() => {
                     spec.labels.insert(name.to_owned(), value.to_owned());
                 }
-                _ => return Err(SpecError::OptionUnknown(key.to_owned())),
+                _ => match serving_option(key, value, spec) {
+                    Some(Ok(())) => {}
+                    Some(Err(expected)) => return Err(bad(value, expected)),
+                    None => return Err(SpecError::OptionUnknown(key.to_owned())),
+                },
             },
         }
     }
@@ -489,6 +480,38 @@ fn parse_options(text: &str, spec: &mut EngineSpec) -> Result<(), SpecError> {
         return Err(SpecError::LabelsMax);
     }
     Ok(())
+}
+
+/// An option on how the engine serves; what was expected where its value will not do, `None` = no such option.
+fn serving_option(key: &str, value: &str, spec: &mut EngineSpec) -> Option<Result<(), &'static str>> {
+    let expected = match key {
+        "role" => "auto, both, prefill or decode",
+        "bootstrap_port" => "a port from 1 to 65535",
+        "lora" => "loaded or any",
+        "priority" => "on or off",
+        "kv_resident" => "a number of tokens",
+        _ => return None,
+    };
+    match (key, value) {
+        ("role", "auto") => spec.role = None,
+        ("role", "both") => spec.role = Some(WorkerRole::Both),
+        ("role", "prefill") => spec.role = Some(WorkerRole::Prefill),
+        ("role", "decode") => spec.role = Some(WorkerRole::Decode),
+        ("lora", "loaded") => spec.loads_adapters = false,
+        ("lora", "any") => spec.loads_adapters = true,
+        ("priority", "on") => spec.priority = true,
+        ("priority", "off") => spec.priority = false,
+        ("bootstrap_port", _) => match value.parse().ok().filter(|port| *port > 0) {
+            Some(port) => spec.bootstrap_port = Some(port),
+            None => return Some(Err(expected)),
+        },
+        ("kv_resident", _) => match value.parse().ok().filter(|tokens| *tokens > 0) {
+            Some(tokens) => spec.kv_resident_tokens = Some(tokens),
+            None => return Some(Err(expected)),
+        },
+        _ => return Some(Err(expected)),
+    }
+    Some(Ok(()))
 }
 
 const WORDS: &str = "words of visible ascii between bars, such as big|h200";
@@ -558,6 +581,8 @@ mod tests {
                 .expect("valid");
         assert_eq!((spec.role, spec.bootstrap_port), (Some(WorkerRole::Prefill), Some(8998)));
         assert!(spec.loads_adapters);
+        let spec_of_tiers: EngineSpec = "http://a@priority=on,kv_resident=4000".parse().expect("valid");
+        assert_eq!((spec_of_tiers.priority, spec_of_tiers.kv_resident_tokens), (true, Some(4000)));
         assert_eq!(spec.all_labels(), ["big", "h200", "zone=a"]);
         assert_eq!(spec.taints, ["batch"]);
         let many: String = (0..=LABELS_MAX).map(|n| format!("l{n}|")).collect();
@@ -600,10 +625,12 @@ mod tests {
             ("http://a@kind=vllm,fast", "has no value"),
             (
                 "http://a@weight=3",
-                "the options are kind, api_key, max_running, kv_events, kv_replay, role, bootstrap_port, lora, labels, \
+                "the options are kind, api_key, max_running, kv_events, kv_replay, role, bootstrap_port, lora, priority, kv_resident, labels, \
                  taints and label.NAME",
             ),
             ("http://a@role=both|prefill", "expected auto, both, prefill or decode"),
+            ("http://a@priority=1", "expected on or off"),
+            ("http://a@kv_resident=0", "expected a number of tokens"),
             ("http://a@bootstrap_port=0", "expected a port from 1"),
             ("http://a@lora=all", "expected loaded or any"),
             ("http://a@labels=big||fast", "such as big|h200"),

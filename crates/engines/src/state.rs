@@ -63,6 +63,8 @@ pub struct Target {
     pub host: Option<HeaderValue>,
     /// Where the workers of a split turn meet, for an engine that computes prompts (SGLang).
     pub bootstrap: Bootstrap,
+    /// It schedules by the priority of calls.
+    pub priority: bool,
 }
 
 /// Where the workers of a split turn meet.

@@ -429,6 +429,7 @@ impl<'a> Watch<'a> {
             adapters: adapters.clone(),
             loads_adapters: spec.loads_adapters,
             kv_capacity_tokens: status.kv_capacity_tokens,
+            kv_resident_tokens: spec.kv_resident_tokens,
             max_running: spec.max_running,
             labels: spec.all_labels(),
             taints: spec.taints.clone(),

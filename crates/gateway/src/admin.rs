@@ -21,6 +21,7 @@ use tandem_scheduler::view::WorkerView;
 use tandem_types::{Dialect, EngineId, ProgramKey, SessionId, TenantId, TurnId, WorkerId};
 use tokio::net::TcpListener;
 
+use crate::admission;
 use crate::app::App;
 use crate::kv::{self, Kv};
 use crate::metrics::Family;
@@ -33,10 +34,10 @@ const BODY_MAX: usize = tandem_trace::tool::BODY_BYTES_MAX + 1024;
 /// Most items of a list, unless fewer are asked for.
 const LIST_MAX: usize = 1000;
 
-type Shared = State<Arc<App>>;
+pub(crate) type Shared = State<Arc<App>>;
 
 /// An error answer.
-struct Refusal(StatusCode, String);
+pub(crate) struct Refusal(StatusCode, String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -50,11 +51,11 @@ impl From<Closed> for Refusal {
     }
 }
 
-fn not_found(what: impl Into<String>) -> Refusal {
+pub(crate) fn not_found(what: impl Into<String>) -> Refusal {
     Refusal(StatusCode::NOT_FOUND, what.into())
 }
 
-fn bad_request(what: impl Into<String>) -> Refusal {
+pub(crate) fn bad_request(what: impl Into<String>) -> Refusal {
     Refusal(StatusCode::BAD_REQUEST, what.into())
 }
 
@@ -86,6 +87,13 @@ pub(crate) async fn serve_admin(app: Arc<App>, listener: TcpListener) {
         .route("/workers/{id}/undrain", post(undrain_worker))
         .route("/sessions", get(sessions))
         .route("/sessions/{session}", delete(end_session))
+        .route("/sessions/{session}/pause", post(admission::pause))
+        .route("/sessions/{session}/resume", post(admission::resume))
+        .route("/admission", get(admission::picture))
+        .route(
+            "/weight-sync",
+            get(admission::picture).post(admission::sync_begin).delete(admission::sync_end),
+        )
         .route("/turns", get(turns))
         .route("/turns/{id}", get(explain_turn))
         .route("/decisions", get(decisions))
@@ -112,6 +120,7 @@ pub(crate) async fn serve_admin(app: Arc<App>, listener: TcpListener) {
 pub(crate) async fn serve_metrics(app: Arc<App>, listener: TcpListener) {
     async fn render(State(app): Shared) -> Response {
         count_workers(&app);
+        admission::count(&app).await;
         let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
         (kind, app.metrics.render()).into_response()
     }
@@ -193,6 +202,9 @@ async fn undrain_worker(State(app): Shared, Path(id): Path<u32>) -> Result<Json<
 struct Listing {
     limit: Option<usize>,
     tenant: Option<String>,
+    /// Where a page begins: the `next` of the page before.
+    #[serde(default)]
+    offset: usize,
 }
 
 impl Listing {
@@ -210,12 +222,20 @@ async fn sessions(
         .look(move |scheduler| {
             let view = scheduler.view();
             let wanted = |tenant: &TenantId| listing.tenant.as_deref().is_none_or(|t| t == tenant.as_str());
-            let programs: Vec<_> =
-                view.programs().filter(|p| wanted(&p.program.tenant)).take(listing.limit()).collect();
-            (view.program_count(), programs)
+            let total = view.program_count();
+            let mut programs = Vec::new();
+            let mut next = listing.offset.min(total);
+            for program in view.programs().skip(listing.offset) {
+                if programs.len() == listing.limit() {
+                    break;
+                }
+                next += 1;
+                programs.extend(Some(program).filter(|program| wanted(&program.program.tenant)));
+            }
+            (total, programs, Some(next).filter(|next| *next < total))
         })
         .await?;
-    Ok(Json(json!({"total": found.0, "programs": found.1})))
+    Ok(Json(json!({"total": found.0, "programs": found.1, "next": found.2})))
 }
 
 #[derive(Deserialize)]
@@ -230,18 +250,7 @@ async fn end_session(
     Path(session): Path<String>,
     Query(ending): Query<Ending>,
 ) -> Result<Json<serde_json::Value>, Refusal> {
-    let session = SessionId::new(&session).map_err(|error| bad_request(format!("session: {error}")))?;
-    let tenant = match ending.tenant {
-        Some(name) => TenantId::new(&name).map_err(|error| bad_request(format!("tenant: {error}")))?,
-        None => TenantId::default(),
-    };
-    let programs: Vec<ProgramKey> = app
-        .owner
-        .look(move |scheduler| {
-            let ours = |key: &ProgramKey| key.session == session && key.tenant == tenant;
-            scheduler.view().programs().map(|view| view.program).filter(ours).collect()
-        })
-        .await?;
+    let programs = programs_of(&app, &session, ending.tenant.as_deref()).await?;
     if programs.is_empty() {
         return Err(not_found("no program of this session is known"));
     }
@@ -253,6 +262,24 @@ async fn end_session(
         app.owner.session_end(program).await;
     }
     Ok(Json(json!({"ended": ended})))
+}
+
+/// The programs of a session that are known.
+pub(crate) async fn programs_of(
+    app: &App,
+    session: &str,
+    tenant: Option<&str>,
+) -> Result<Vec<ProgramKey>, Refusal> {
+    let session = SessionId::new(session).map_err(|error| bad_request(format!("session: {error}")))?;
+    let tenant = match tenant {
+        Some(name) => TenantId::new(name).map_err(|error| bad_request(format!("tenant: {error}")))?,
+        None => TenantId::default(),
+    };
+    let found = app.owner.look(move |scheduler| {
+        let ours = |key: &ProgramKey| key.session == session && key.tenant == tenant;
+        scheduler.view().programs().map(|view| view.program).filter(ours).collect()
+    });
+    Ok(found.await?)
 }
 
 async fn turns(

@@ -39,6 +39,8 @@ pub(crate) struct App {
     pub(crate) ids: RequestIds,
     /// Turns that wait for a worker.
     pub(crate) held: AtomicU64,
+    /// What admission had counted when its metrics were brought up to date last.
+    pub(crate) admission: crate::admission::Seen,
     /// Where the rotation of calls that are no turns stands.
     pub(crate) next_small_call: AtomicUsize,
     next_turn: AtomicU64,
@@ -75,6 +77,7 @@ impl App {
             aborting: CancellationToken::new(),
             ids: RequestIds::default(),
             held: AtomicU64::new(0),
+            admission: crate::admission::Seen::default(),
             next_small_call: AtomicUsize::new(0),
             next_turn: AtomicU64::new(1),
         }

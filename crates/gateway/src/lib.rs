@@ -12,6 +12,7 @@
 //!   translation between dialects.
 
 mod admin;
+mod admission;
 mod app;
 mod auth;
 mod body;

@@ -48,6 +48,15 @@ families! {
     TurnsHeld, Gauge, "tandem_turns_held", "", "Turns that wait for a worker.";
     Holds, Counter, "tandem_holds_total", "reason", "Turns that had to wait for a worker.";
     HoldSeconds, Histogram, "tandem_hold_seconds", "", "Time that a turn waited for a worker before it was sent.";
+    AdmissionHeld, Gauge, "tandem_admission_held_turns", "", "Turns that wait until their session has a place in KV memory.";
+    AdmissionHeldTokens, Gauge, "tandem_admission_held_tokens", "", "KV tokens that these turns need: demand beyond what the workers hold, to scale by.";
+    AdmissionPrograms, Gauge, "tandem_admission_programs", "", "Programs that admission knows.";
+    AdmissionTokens, Gauge, "tandem_admission_tokens", "worker, of", "KV tokens that admission counts at a worker: of running turns, of idle programs (at full weight), and its capacity.";
+    AdmissionEvents, Counter, "tandem_admission_events_total", "event", "What admission did: turns admitted, forced, moved, left (by their client, while held); programs paused, marked, resumed, expired.";
+    AdmissionWaitSeconds, Histogram, "tandem_admission_wait_seconds", "reason", "Time that a turn waited which admission held, by why it was held.";
+    WeightSync, Gauge, "tandem_weight_sync", "", "1 while no turn is dispatched because weights are exchanged.";
+    WeightSyncs, Counter, "tandem_weight_syncs_total", "", "Exchanges of weights that were begun.";
+    WeightSyncsExpired, Counter, "tandem_weight_syncs_expired_total", "", "Exchanges of weights that nobody ended in time.";
     Early200, Counter, "tandem_early_200_total", "dialect", "Streams that were answered with an early 200 and keep-alive events.";
     Rejections, Counter, "tandem_rejections_total", "reason", "Turns refused by the scheduler.";
     Errors, Counter, "tandem_errors_total", "kind", "Errors that the gateway itself answered with.";

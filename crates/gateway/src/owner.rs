@@ -38,6 +38,8 @@ pub(crate) enum TurnEffect {
         prefill: Option<WorkerId>,
         attempt: u32,
         delay: Duration,
+        /// Urgency among what the engine has queued: higher is sooner, 0 is usual.
+        priority: i32,
     },
     /// Wait.
     Hold { reason: HoldReason, position: u32 },
@@ -132,7 +134,17 @@ impl Owner {
 
     /// A program will not come back.
     pub(crate) async fn session_end(&self, program: ProgramKey) {
-        let _ = self.messages.send(Message::Input(Box::new(Input::SessionEnd { program }))).await;
+        self.operator(Input::SessionEnd { program }).await;
+    }
+
+    /// What an operator asks for: never lost, so it waits for room.
+    pub(crate) async fn operator(&self, input: Input) {
+        let _ = self.messages.send(Message::Input(Box::new(input))).await;
+    }
+
+    /// So many tokens of a turn's answer are there.
+    pub(crate) fn progress(&self, turn: TurnId, generated: u64) {
+        self.tell(Input::Progress { turn, generated });
     }
 
     /// Looks at the scheduler.
@@ -275,8 +287,8 @@ impl Task {
 
     fn effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Dispatch { turn, worker, prefill, attempt, delay, priority: _ } => {
-                self.to_turn(turn, TurnEffect::Dispatch { worker, prefill, attempt, delay });
+            Effect::Dispatch { turn, worker, prefill, attempt, delay, priority } => {
+                self.to_turn(turn, TurnEffect::Dispatch { worker, prefill, attempt, delay, priority });
             }
             Effect::Hold { turn, reason, position } => {
                 self.to_turn(turn, TurnEffect::Hold { reason, position });

@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::server::{Server, TlsKeys, TlsKeysError, bind};
 use crate::tee::Tee;
 use crate::trace_log::{OpenError, Opening, TraceLog};
-use crate::{admin, kv, otlp, owner, tool_events};
+use crate::{admin, admission, kv, otlp, owner, tool_events};
 
 /// Changes of engines that may wait for the scheduler.
 const ENGINE_EVENTS: usize = 4096;
@@ -340,6 +340,7 @@ async fn upkeep(app: Arc<App>) {
         ticks.tick().await;
         app.metrics.upkeep();
         admin::count_workers(&app);
+        admission::count(&app).await;
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
-use tandem_scheduler::{Decision, HoldReason};
+use tandem_scheduler::{Admission, Decision, HoldReason};
 use tandem_trace::config::{Records, TraceConfig};
 use tandem_trace::record::{
     AdmissionAction, AdmissionEvent, OwnKind, PayloadRecord, PrefixEvent, TraceStart,
@@ -239,16 +239,37 @@ impl TraceLog {
 
     /// A turn waits.
     pub(crate) fn held(&self, story: &Story, reason: HoldReason, position: u32) {
+        self.admission(story, AdmissionAction::Held, |event| {
+            event.reason = Some(reason.as_str().to_owned());
+            event.position = Some(position);
+        });
+    }
+
+    /// Admission's policy let a turn in.
+    pub(crate) fn admitted(&self, story: &Story, decision: &Decision, admission: &Admission) {
+        self.admission(story, AdmissionAction::Admitted, |event| {
+            event.reason = admission.held.map(|held| held.as_str().to_owned());
+            event.policy = Some(admission.policy.clone());
+            event.worker = admission.placement.worker().map(Into::into);
+            event.forced = admission.forced;
+            event.priority = Some(admission.priority).filter(|priority| *priority != 0);
+            event.held_ms = Some(millis(decision.held));
+        });
+    }
+
+    /// A turn was refused.
+    pub(crate) fn rejected(&self, story: &Story, reason: &str, retry_after_s: u64) {
+        self.admission(story, AdmissionAction::Rejected, |event| {
+            event.reason = Some(reason.to_owned());
+            event.retry_after_s = Some(retry_after_s);
+        });
+    }
+
+    fn admission(&self, story: &Story, action: AdmissionAction, more: impl FnOnce(&mut AdmissionEvent)) {
         let Some(shared) = self.decisions() else { return };
-        let event = AdmissionEvent {
-            request_id: story.request_id.to_string(),
-            session_id: story.session_id().map(str::to_owned),
-            action: AdmissionAction::Held,
-            reason: Some(reason.as_str().to_owned()),
-            position: Some(position),
-            retry_after_s: None,
-            superseded_by: None,
-        };
+        let mut event = AdmissionEvent::new(story.request_id.to_string(), action);
+        event.session_id = story.session_id().map(str::to_owned);
+        more(&mut event);
         shared.send(Job::Row(OwnEvent::new(unix_ms(), OwnKind::Admission(event)).into()));
     }
 
@@ -281,6 +302,10 @@ impl TraceLog {
             tracing::error!("the trace's writer did not end orderly");
         }
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Why a trace cannot be opened.

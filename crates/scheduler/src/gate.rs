@@ -15,9 +15,9 @@
 //!   charge follows it there. Labels and taints of workers are unknown to policies; where they split a pool, room is
 //!   reserved at workers that then do not get the turn.
 //! - A capacity once told holds until another one is told or the worker is lost.
-//! - I-ADM-1 what a turn's pass says and what its policy counts agree: as many turns are shut as the policies hold, and a
+//! - I-GTP-1 what a turn's pass says and what its policy counts agree: as many turns are shut as the policies hold, and a
 //!   worker where no admitted turn runs or is to run is charged for none.
-//! - I-ADM-2 pools are bounded by the workers: one without workers leaves with its last program.
+//! - I-GTP-2 pools are bounded by the workers: one without workers leaves with its last program.
 //! - Deliberately absent: how a decision is made (`tandem_admission`), operators' pauses ([`crate::on_gate`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -220,7 +220,7 @@ impl Gate {
         Some(id)
     }
 
-    /// I-ADM-2.
+    /// I-GTP-2.
     fn sweep(&mut self, id: PoolId) {
         let done = |pool: &Pool| pool.workers.is_empty() && pool.policy.stats().programs == 0;
         if self.pools.get(&id).is_some_and(done)
@@ -277,7 +277,7 @@ impl Gate {
         Some((running, idle, member.capacity))
     }
 
-    /// Checks the policies and I-ADM-2. `shut` = turns that each pool is thought to hold, `taken` = workers where
+    /// Checks the policies and I-GTP-2. `shut` = turns that each pool is thought to hold, `taken` = workers where
     /// admitted turns run or are to run.
     pub(crate) fn check(
         &self,

@@ -144,7 +144,7 @@ fn gate(core: &Scheduler) -> Result<(), Violation> {
     ensure(core.sync_until.is_none_or(|until| until > core.now), "I-GTE-2", || {
         "weights are exchanged longer than was said".into()
     })?;
-    core.gate.check(&shut, &taken).map_err(|detail| Violation { invariant: "I-ADM-1", detail })
+    core.gate.check(&shut, &taken).map_err(|detail| Violation { invariant: "I-GTP-1", detail })
 }
 
 fn programs(core: &Scheduler) -> Result<(), Violation> {

@@ -110,6 +110,7 @@ impl Rest {
             rank: None,
             host: None,
             bootstrap: Bootstrap::default(),
+            priority: false,
         };
         Self {
             control: Control { client, target, timeout: config.listing_timeout },

@@ -4,11 +4,13 @@
 //! Invariants: I-CFG-1 every key has a default, so an empty file is valid but for the workers; I-CFG-2 an
 //! unknown key is an error, not ignored; I-CFG-3 secrets are never written back.
 
+mod admission;
 mod kv;
 mod resolved;
 mod sections;
 mod units;
 
+pub use admission::{Admission, IdleLeaseGate, TandemGate, ThunderAgentGate};
 pub use kv::{Kv, KvSettings, KvStore, PromptSource, StoreKind, TokenizerArg};
 pub use resolved::{ConfigError, Listen, Resolved, Tenancy, TlsFiles, apply_trace_environment};
 pub use sections::{
@@ -78,6 +80,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Size limits.
     pub limits: Limits,
+    /// Which turns may run now.
+    pub admission: Admission,
     /// How long turns are kept waiting.
     pub hold: Hold,
     /// Repeated tries on other engines.
@@ -134,6 +138,7 @@ impl Default for Config {
             record_inputs: None,
             timeouts: Timeouts::default(),
             limits: Limits::default(),
+            admission: Admission::default(),
             hold: Hold::default(),
             retry: Retry::default(),
             breaker: Breaker::default(),

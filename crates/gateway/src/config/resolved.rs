@@ -12,7 +12,7 @@ use tandem_engines::{
     TlsConfig,
 };
 use tandem_identity::{HygieneConfig, IdentityConfig};
-use tandem_scheduler::{Scheduler, SchedulerConfig};
+use tandem_scheduler::{ConfigError as SchedulerError, Scheduler, SchedulerConfig};
 use tandem_trace::config::{FileFormat, Records, SinkKind, ToolZmq, TraceConfig};
 use tandem_trace::record::Rows;
 use tandem_types::{IdError, TenantId};
@@ -165,6 +165,13 @@ pub struct Resolved {
     pub tool_zmq: Option<ToolZmq>,
     /// Where KV lies; `None` = nobody asks.
     pub kv: Option<KvSettings>,
+}
+
+impl Resolved {
+    /// Whether there is a policy of admission.
+    pub(crate) fn admits(&self) -> bool {
+        self.scheduler.admission.policy != tandem_scheduler::admission::DEFAULT_POLICY
+    }
 }
 
 pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
@@ -383,6 +390,7 @@ fn scheduler(config: &Config) -> Result<SchedulerConfig, ConfigError> {
         backoff_max: config.retry.max_backoff.0,
         startup_grace: config.health.startup_grace.0,
         pd: config.pd.scheduler(),
+        admission: config.admission.scheduler(config.sessions.max),
         ..SchedulerConfig::default()
     };
     // Some reports may fail before a load counts as unknown.
@@ -393,6 +401,7 @@ fn scheduler(config: &Config) -> Result<SchedulerConfig, ConfigError> {
     scheduler.breaker.open_max = config.breaker.max_timeout.0;
     match Scheduler::new(scheduler.clone(), config.seed) {
         Ok(_) => Ok(scheduler),
+        Err(error @ SchedulerError::Admission(_)) => Err(value("admission", error.to_string())),
         Err(error) => Err(value("policy", error.to_string())),
     }
 }

@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use super::Turn;
 use super::pd::{self, PrefillLeg};
 use super::story::End;
+use crate::admission;
 use crate::app::{App, UniqueId};
 use crate::body::Reserved;
 use crate::config::TraceTokens;
@@ -130,13 +131,13 @@ async fn obtain(mut turn: Turn, call: Arc<Call>, mut trouble: String) -> (Turn, 
                 return rejected(turn, reason, retry_after, last, &trouble);
             }
             Some(TurnEffect::Superseded { by }) => return superseded(turn, by),
-            Some(TurnEffect::Dispatch { worker, prefill, attempt, delay }) => {
+            Some(TurnEffect::Dispatch { worker, prefill, attempt, delay, priority }) => {
                 turn.dispatched(worker, prefill, attempt);
                 ask_for_tokens(&mut turn, &call, worker);
                 let got = tokio::select! {
                     biased;
                     by = overtaken(&mut turn.effects) => return superseded(turn, by),
-                    got = try_workers(&turn.app, &call, turn.id, (worker, prefill), delay) => got,
+                    got = try_workers(&turn.app, &call, turn.id, (worker, prefill), (delay, priority)) => got,
                     () = tokio::time::sleep_until(deadline.into()) => return timed_out(turn),
                 };
                 match got {
@@ -225,6 +226,7 @@ fn rejected(
     let seconds = retry_after.as_secs().clamp(5, 60);
     let (word, kind) = reject_words(reason);
     turn.app.metrics.inc(Family::Rejections, &[("reason", word)]);
+    turn.app.trace.rejected(&turn.story, word, seconds);
     let exhausted = matches!(reason, RejectReason::AttemptsExhausted(_));
     if let (true, Some(last)) = (exhausted, last) {
         let (parts, body) = *last;
@@ -236,7 +238,7 @@ fn rejected(
         RejectReason::QueueFull => "too many turns wait for a worker already".to_owned(),
         RejectReason::HoldExpired => match turn.story.hold {
             Some((reason, place)) => {
-                format!("no worker became free in time ({}, place {place} in the queue)", reason.as_str())
+                format!("the turn could not start in time ({}, place {place} in the queue)", reason.as_str())
             }
             None => "no worker became free in time".to_owned(),
         },
@@ -301,7 +303,7 @@ async fn try_workers(
     call: &Call,
     turn: TurnId,
     (worker, prefill): (WorkerId, Option<WorkerId>),
-    delay: Duration,
+    (delay, priority): (Duration, i32),
 ) -> Result<(Obtained, PrefillLeg), TryFailed> {
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
@@ -312,7 +314,9 @@ async fn try_workers(
     let Some(target) = app.engines.target(worker) else {
         return Err(failed(FailureKind::Connect, "the engine left"));
     };
-    let obtained = ask(app, call, &target, call.body.clone(), &HeaderMap::new()).await?;
+    let priority = if target.priority { priority } else { 0 };
+    let (body, headers) = admission::with_priority(call.dialect, &call.body, target.kind, priority);
+    let obtained = ask(app, call, &target, body, &headers).await?;
     Ok((obtained, PrefillLeg::default()))
 }
 

@@ -94,6 +94,13 @@ impl Turn {
 
     fn decided(&mut self, decision: Arc<Decision>) {
         self.app.trace.routed(&self.story, &decision);
+        if let Some(admission) = decision.admission.as_deref().filter(|_| decision.attempt == 1) {
+            self.app.trace.admitted(&self.story, &decision, admission);
+            if let Some(reason) = admission.held {
+                let reason = [("reason", reason.as_str())];
+                self.app.metrics.lasted(Family::AdmissionWaitSeconds, &reason, decision.held);
+            }
+        }
         self.story.decision = Some(decision);
     }
 

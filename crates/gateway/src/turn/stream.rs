@@ -67,6 +67,29 @@ struct Live {
     upstream: AnswerBody,
     observer: StreamObserver,
     patience: Patience,
+    generated: Option<Generated>,
+}
+
+/// How long a streamed answer is so far, for admission: engines send an event for each token or for a few.
+#[derive(Default)]
+struct Generated {
+    events: u64,
+    told: u64,
+}
+
+/// Events between two pieces of news of an answer.
+const PROGRESS_EVENTS: u64 = 256;
+
+impl Generated {
+    /// Counts the ends of events in a piece; the count when it is time to tell.
+    fn push(&mut self, piece: &[u8]) -> Option<u64> {
+        let ends = piece.windows(2).filter(|pair| *pair == b"\n\n").count();
+        self.events += ends as u64;
+        (self.events >= self.told + PROGRESS_EVENTS).then(|| {
+            self.told = self.events;
+            self.events
+        })
+    }
 }
 
 struct Passing {
@@ -131,8 +154,16 @@ impl StreamBody {
         let observer = StreamObserver::new(call.dialect, filter).expecting(call.choices);
         let patience = Patience::new(turn.app.config.timeouts.stream_idle.0, turn.deadline);
         let dialect = call.dialect;
-        self.state =
-            State::Live(Box::new(Live { turn, call: Some(call), dialect, upstream, observer, patience }));
+        let generated = turn.app.config.admits().then(Generated::default);
+        self.state = State::Live(Box::new(Live {
+            turn,
+            call: Some(call),
+            dialect,
+            upstream,
+            observer,
+            patience,
+            generated,
+        }));
     }
 
     /// The next bytes for the client: all that is there, in one piece unless that is large. What came alone
@@ -229,6 +260,9 @@ impl StreamBody {
             Poll::Ready(Some(Ok(frame))) => {
                 let Ok(data) = frame.into_data() else { return Poll::Ready(Ok(())) };
                 live.patience.heard();
+                if let Some(tokens) = live.generated.as_mut().and_then(|generated| generated.push(&data)) {
+                    live.turn.app.owner.progress(live.turn.id, tokens);
+                }
                 live.observer.push(data, &mut self.scratch);
                 if live.call.is_some() && !self.scratch.is_empty() {
                     live.call = None;

@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test by panicking")]
 
 mod admin;
+mod admission;
 mod client;
 mod config;
 mod engine;

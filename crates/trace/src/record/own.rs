@@ -143,6 +143,42 @@ pub struct AdmissionEvent {
     /// The request that goes on in its place, when superseded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub superseded_by: Option<String>,
+    /// The policy that let it in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// Where that kept room for it, if anywhere; the routing row says where it went.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<WorkerRef>,
+    /// It was let in although there was no room, because it had waited too long.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forced: bool,
+    /// Urgency that it was given, where that is not 0: higher is sooner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
+    /// Time held before it was let in, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_ms: Option<u64>,
+}
+
+impl AdmissionEvent {
+    /// What was done with a request, and nothing else.
+    #[must_use]
+    pub const fn new(request_id: String, action: AdmissionAction) -> Self {
+        Self {
+            request_id,
+            session_id: None,
+            action,
+            reason: None,
+            position: None,
+            retry_after_s: None,
+            superseded_by: None,
+            policy: None,
+            worker: None,
+            forced: false,
+            priority: None,
+            held_ms: None,
+        }
+    }
 }
 
 /// What admission can do with a turn.
@@ -151,6 +187,8 @@ pub struct AdmissionEvent {
 pub enum AdmissionAction {
     /// Keeps it waiting.
     Held,
+    /// Lets it in.
+    Admitted,
     /// Refuses it.
     Rejected,
     /// Its repetition takes over.

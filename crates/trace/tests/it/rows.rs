@@ -140,13 +140,10 @@ fn rows_of_ours_come_back_as_they_were() {
     let event = OwnEvent::new(
         5,
         OwnKind::Admission(AdmissionEvent {
-            request_id: "r".to_owned(),
             session_id: Some("s".to_owned()),
-            action: AdmissionAction::Rejected,
             reason: Some("queue_full".to_owned()),
-            position: None,
             retry_after_s: Some(5),
-            superseded_by: None,
+            ..AdmissionEvent::new("r".to_owned(), AdmissionAction::Rejected)
         }),
     );
     let text = serde_json::to_string(&event).expect("encodes");

@@ -1,0 +1,217 @@
+//! Turns that wait for room in KV memory, and operators who pause and go on.
+
+use serde_json::{Value, json};
+use tandem_gateway::Config;
+use tandem_gateway::config::Span;
+use tandem_mock_engine::{MockConfig, MockEngine, MockModel, Speed};
+
+use crate::client::{self, Client};
+use crate::engine::Engine;
+use crate::setup::{Setup, outcome, start_at, start_with};
+
+/// A gateway with a policy of admission before one modelled engine that tells how much it holds.
+async fn gated(
+    policy: &str,
+    pool: u64,
+    speed: Speed,
+    change: impl FnOnce(&mut Config),
+) -> (MockEngine, Setup) {
+    let engine = MockEngine::start(MockConfig {
+        models: vec![MockModel::base("tiny")],
+        pool_tokens: Some(pool),
+        speed,
+        ..MockConfig::default()
+    });
+    let engine = engine.await.expect("starts");
+    let setup = start_at(vec![engine.url()], |config| {
+        config.admission.policy = policy.to_owned();
+        change(config);
+    })
+    .await;
+    setup.ready().await;
+    let told =
+        |seen: &Value| seen["workers"].as_array().is_some_and(|w| !w.is_empty() && w[0]["device"] == pool);
+    setup.admin_until("/admission", told).await;
+    (engine, setup)
+}
+
+/// About as many tokens as words.
+fn words(session: &str, count: usize) -> String {
+    let words: Vec<String> = (0..count).map(|n| format!("{session}{n:04}")).collect();
+    words.join(" ")
+}
+
+fn call(session: &str, prompt: &str, tokens: u32, stream: bool) -> Vec<u8> {
+    let body = json!({"model": "tiny", "stream": stream, "max_tokens": tokens,
+        "messages": [{"role": "user", "content": prompt}]});
+    client::post("/v1/chat/completions", &format!("x-session-id: {session}\r\n"), body.to_string().as_bytes())
+}
+
+/// More than half of the pool, whether a word or four bytes are taken for a token.
+fn large(session: &str) -> String {
+    words(session, 6000)
+}
+
+/// Sends a turn that fills more than half of the pool and goes on for minutes, unless its client leaves.
+async fn occupy(setup: &Setup) -> Client {
+    let mut client = Client::connect(setup.addr()).await;
+    client.send(&call("a", &large("a"), 2000, true)).await;
+    client.until("data:").await;
+    client
+}
+
+/// Twenty times slower than the model: a token takes more than 100 ms.
+const SLOW: Speed = Speed::Times(0.05);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_finds_no_room_waits_until_there_is_some() {
+    let (engine, setup) = gated("tandem", 16_384, SLOW, |_| {}).await;
+    let occupied = occupy(&setup).await;
+    let mut waiting = Client::connect(setup.addr()).await;
+    waiting.send(&call("b", &large("b"), 2, false)).await;
+    let turns = setup.admin_until("/turns", |turns| turns["held_total"] == 1).await;
+    let held = &turns["held"][0];
+    assert_eq!(
+        (held["reason"].as_str(), held["position"].as_u64()),
+        (Some("memory_full"), Some(1)),
+        "{held}"
+    );
+    let metrics = setup.metrics().await;
+    assert!(metrics.contains("tandem_admission_held_turns 1"), "{metrics}");
+    let tokens = metrics.lines().find_map(|line| line.strip_prefix("tandem_admission_held_tokens "));
+    assert!(tokens.and_then(|tokens| tokens.parse::<f64>().ok()).is_some_and(|tokens| tokens > 8000.0));
+    drop(occupied);
+    assert_eq!(waiting.answer().await.status, 200);
+    let metrics = setup.metrics().await;
+    for line in [
+        "tandem_admission_held_turns 0",
+        "tandem_admission_events_total{event=\"admitted\"} 2",
+        "tandem_admission_wait_seconds_count{reason=\"memory_full\"} 1",
+        "tandem_holds_total{reason=\"memory_full\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+    setup.gateway.begin_shutdown();
+    setup.gateway.wait().await;
+    let rows = setup.events();
+    let admissions: Vec<_> = rows
+        .iter()
+        .filter(|row| row["event_type"] == "admission")
+        .map(|row| (row["action"].as_str().unwrap_or_default(), row["reason"].as_str()))
+        .collect();
+    assert_eq!(
+        admissions,
+        [("admitted", None), ("held", Some("memory_full")), ("admitted", Some("memory_full"))]
+    );
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_for_room_that_is_too_long_ends_with_a_time_to_come_back() {
+    let (engine, setup) = gated("tandem", 16_384, SLOW, |config| config.hold.max = Span::millis(300)).await;
+    let occupied = occupy(&setup).await;
+    let answer = client::call(setup.addr(), &call("b", &large("b"), 2, false)).await;
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    assert!((5..=60).contains(&answer.retry_after()));
+    assert!(answer.text().contains("memory_full"), "{}", answer.text());
+    drop(occupied);
+    setup.idle().await;
+    let rows = setup.rows().await;
+    let refused =
+        rows.iter().filter(|row| outcome(row) == ("rejected".to_owned(), "hold_expired".to_owned()));
+    assert_eq!(refused.count(), 1);
+    engine.stop().await;
+}
+
+/// More sessions than fit, several turns each, at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_the_policy_every_session_gets_through() {
+    for policy in ["tandem", "thunderagent", "idle_lease"] {
+        let (engine, setup) = gated(policy, 4096, Speed::Instant, |config| {
+            config.admission.thunderagent.tick = Span::millis(20);
+            config.admission.idle_lease.lease = Span::millis(20);
+        })
+        .await;
+        let sessions = (0..8).map(|session| {
+            let addr = setup.addr();
+            tokio::spawn(async move {
+                let name = format!("s{session}");
+                let mut prompt = String::new();
+                for turn in 0..4 {
+                    prompt.push_str(&words(&name, 150));
+                    let headers = if turn == 3 { "x-dynamo-session-final: true\r\n" } else { "" };
+                    let body = json!({"model": "tiny", "stream": turn % 2 == 0, "max_tokens": 8,
+                        "messages": [{"role": "user", "content": prompt}]});
+                    let headers = format!("x-dynamo-session-id: {name}\r\n{headers}");
+                    let post = client::post("/v1/chat/completions", &headers, body.to_string().as_bytes());
+                    let answer = client::call(addr, &post).await;
+                    assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
+                }
+            })
+        });
+        for session in sessions.collect::<Vec<_>>() {
+            session.await.expect("gets through");
+        }
+        setup.idle().await;
+        let seen = setup.admin("/admission").await;
+        assert_eq!(
+            (seen["policy"].as_str(), seen["stats"]["admitted"].as_u64()),
+            (Some(policy), Some(32)),
+            "{seen}"
+        );
+        let left = (seen["stats"]["held"].as_u64(), seen["stats"]["programs"].as_u64());
+        assert_eq!(left, (Some(0), Some(0)), "every session ended: {seen}");
+        engine.stop().await;
+    }
+}
+
+async fn post(setup: &Setup, path: &str, body: &str) -> client::Answer {
+    client::call(setup.gateway.admin_addr(), &client::post(path, "", body.as_bytes())).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_pause_a_session_and_let_it_go_on() {
+    let engine = Engine::fine().await;
+    let setup = start_with(&[&engine], |_| {}).await;
+    setup.ready().await;
+    assert_eq!(client::call(setup.addr(), &call("p", "hi", 4, false)).await.status, 200);
+    assert_eq!(post(&setup, "/sessions/nobody/pause", "").await.status, 404);
+    let paused = post(&setup, "/sessions/p/pause", "").await;
+    assert_eq!((paused.status, paused.json()["paused"].as_u64()), (200, Some(1)), "{}", paused.text());
+    let mut waiting = Client::connect(setup.addr()).await;
+    waiting.send(&call("p", "hi again", 4, false)).await;
+    let turns = setup.admin_until("/turns", |turns| turns["held_total"] == 1).await;
+    assert_eq!(turns["held"][0]["reason"], "paused_by_operator");
+    assert_eq!(client::call(setup.addr(), &call("q", "hi", 4, false)).await.status, 200, "others go on");
+    assert_eq!(post(&setup, "/sessions/p/resume", "").await.json()["resumed"], 1);
+    assert_eq!(waiting.answer().await.status, 200);
+    // Page by page.
+    let first = setup.admin("/sessions?limit=1").await;
+    assert_eq!((first["total"].as_u64(), first["next"].as_u64()), (Some(2), Some(1)));
+    let second = setup.admin("/sessions?limit=1&offset=1").await;
+    assert_eq!((second["programs"].as_array().map(Vec::len), &second["next"]), (Some(1), &Value::Null));
+    assert_ne!(first["programs"][0]["program"], second["programs"][0]["program"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_dispatched_while_weights_are_exchanged() {
+    let engine = Engine::fine().await;
+    let setup = start_with(&[&engine], |_| {}).await;
+    setup.ready().await;
+    assert_eq!(post(&setup, "/weight-sync", r#"{"at_most": "2h"}"#).await.status, 400);
+    let begun = post(&setup, "/weight-sync", r#"{"at_most": "120s"}"#).await;
+    assert_eq!((begun.status, begun.json()["running"].as_u64()), (200, Some(0)), "{}", begun.text());
+    let mut waiting = Client::connect(setup.addr()).await;
+    waiting.send(&call("w", "hi", 4, false)).await;
+    let turns = setup.admin_until("/turns", |turns| turns["held_total"] == 1).await;
+    assert_eq!(turns["held"][0]["reason"], "weight_sync");
+    assert!(setup.metrics().await.contains("tandem_weight_sync 1"));
+    let end = b"DELETE /weight-sync HTTP/1.1\r\nhost: t\r\n\r\n";
+    assert_eq!(client::call(setup.gateway.admin_addr(), end).await.status, 200);
+    assert_eq!(waiting.answer().await.status, 200);
+    assert_eq!(client::call(setup.gateway.admin_addr(), end).await.status, 404, "it is over");
+    // The watchdog: whoever began does not end it.
+    assert_eq!(post(&setup, "/weight-sync", r#"{"at_most": "50ms"}"#).await.status, 200);
+    assert_eq!(client::call(setup.addr(), &call("w", "hi again", 4, false)).await.status, 200);
+    assert!(setup.metrics().await.contains("tandem_weight_syncs_expired_total 1"));
+}
