@@ -69,9 +69,11 @@ pub struct Summary {
     /// Parts of the prompt tokens.
     pub hit: f64,
     pub ideal: f64,
-    /// Largest share of a worker, by the mean.
-    pub load: f64,
-    pub load_requests: f64,
+    /// Largest share of a worker, by the mean: of the context of the sessions that were at it, over time; of the
+    /// tokens that it computed and generated; of requests.
+    pub sessions: f64,
+    pub work: f64,
+    pub by_requests: f64,
     /// Recorded seconds.
     pub ttft: [f64; 2],
     /// Requests a second.
@@ -118,8 +120,9 @@ impl Run {
             failed: measured.len() - good().count(),
             hit: total(|record| record.cached) / prompt,
             ideal: total(|record| record.ideal) / prompt,
-            load: worst(|share| share.0),
-            load_requests: worst(|share| share.1),
+            sessions: self.sessions_at(),
+            work: worst(|share| share.0),
+            by_requests: worst(|share| share.1),
             ttft: [at(0.5), at(0.99)],
             rate: measured.len() as f64 / self.seconds,
             moved: f64::from(moved) / measured.len().max(1) as f64,
@@ -127,19 +130,40 @@ impl Run {
         self
     }
 
+    /// Largest over mean of the context tokens that sessions have at a worker, over the measured time: a session is at
+    /// the worker of a turn from when that is sent until the next is, or it ends. Unlike work and requests, this does
+    /// not grow with what a worker makes of its sessions. Sessions of which no request came to an end are not counted.
+    fn sessions_at(&self) -> f64 {
+        let mut by_turn: Vec<&Record> = self.records.iter().filter(|record| record.error.is_none()).collect();
+        by_turn.sort_by_key(|record| (record.session, record.round, record.turn));
+        let until = self.warmup + self.seconds;
+        let mut at: BTreeMap<&str, f64> = BTreeMap::new();
+        for (place, record) in by_turn.iter().enumerate() {
+            let same = |next: &&&Record| (next.session, next.round) == (record.session, record.round);
+            let next = by_turn.get(place + 1).filter(same);
+            let end = next.map_or(record.sent + record.whole, |next| next.sent);
+            let time = (end.min(until) - record.sent.max(self.warmup)).max(0.0);
+            *at.entry(record.worker.as_deref().unwrap_or("?")).or_default() +=
+                time * f64::from(record.prompt + record.output);
+        }
+        let mean = at.values().sum::<f64>() / self.engines as f64;
+        at.values().copied().fold(0.0, f64::max) / mean.max(1e-9)
+    }
+
     /// The run in a line.
     pub fn line(&self) -> String {
         let (s, path) = (&self.summary, &self.path);
         format!(
-            "fill {:.2} seed {} {:<17} hit {:.2} % ideal {:.2} %, load {:.2} requests {:.2}, ttft {:.2} / {:.2}, {} requests, {} failed, \
+            "fill {:.2} seed {} {:<17} hit {:.2} % ideal {:.2} %, sessions {:.2} work {:.2} requests {:.2}, ttft {:.2} / {:.2}, {} requests, {} failed, \
              {} abandoned, {} sessions ended, moved {:.2} %; events {:.0}, lag <= {:.1} ms, gaps {}, lost {}, inexact {}, predicted {:.2} %",
             self.fill,
             self.seed,
             self.policy,
             s.hit * 100.0,
             s.ideal * 100.0,
-            s.load,
-            s.load_requests,
+            s.sessions,
+            s.work,
+            s.by_requests,
             s.ttft[0],
             s.ttft[1],
             s.requests,
@@ -177,8 +201,8 @@ fn median(mut all: Vec<f64>) -> f64 {
 /// A row for each fill and policy: medians over seeds, and the worst.
 pub fn table(runs: &[Run], policies: &[String]) -> String {
     let mut text = String::from(
-        "| working set / pools | policy | hit, % | below the ideal, points (worst) | load, largest / mean (worst) | requests, largest / mean (worst) \
-         | first token p50 / p99, s | requests/s | moved, % |\n|---|---|---|---|---|---|---|---|---|\n",
+        "| working set / pools | policy | hit, % (lowest to highest) | below the ideal, points (worst) | sessions' context, largest / mean (worst) | work, largest / mean (worst) | requests, largest / mean (worst) \
+         | first token p50 / p99, s | requests/s | moved, % |\n|---|---|---|---|---|---|---|---|---|---|\n",
     );
     let mut fills: Vec<f64> = runs.iter().map(|run| run.fill).collect();
     fills.sort_by(f64::total_cmp);
@@ -190,14 +214,18 @@ pub fn table(runs: &[Run], policies: &[String]) -> String {
         let below = |s: &Summary| (s.ideal - s.hit) * 100.0;
         let _ = writeln!(
             text,
-            "| {fill} | {policy} | {:.2} | {:.2} ({:.2}) | {:.2} ({:.2}) | {:.2} ({:.2}) | {:.2} / {:.1} | {:.0} | {:.2} |",
+            "| {fill} | {policy} | {:.2} ({:.2} to {:.2}) | {:.2} ({:.2}) | {:.2} ({:.2}) | {:.2} ({:.2}) | {:.2} ({:.2}) | {:.2} / {:.1} | {:.0} | {:.2} |",
             median(all(|s| s.hit * 100.0)),
+            all(|s| s.hit * 100.0).into_iter().fold(f64::INFINITY, f64::min),
+            most(|s| s.hit * 100.0),
             median(all(below)),
             most(below),
-            median(all(|s| s.load)),
-            most(|s| s.load),
-            median(all(|s| s.load_requests)),
-            most(|s| s.load_requests),
+            median(all(|s| s.sessions)),
+            most(|s| s.sessions),
+            median(all(|s| s.work)),
+            most(|s| s.work),
+            median(all(|s| s.by_requests)),
+            most(|s| s.by_requests),
             median(all(|s| s.ttft[0])),
             median(all(|s| s.ttft[1])),
             median(all(|s| s.rate)),

@@ -65,6 +65,7 @@ impl Scheduler {
     /// Counts the turn among its program's. Side calls are not counted.
     fn begin_in_program(&mut self, arrival: &TurnArrival) -> bool {
         let Some(key) = arrival.program.as_ref().filter(|_| arrival.class.is_turn()) else { return false };
+        self.programs.send_away(self.now);
         match self.programs.begin_turn(self.now, key, arrival.parent.as_ref(), arrival.group.as_ref()) {
             Begun::Tracked => true,
             Begun::TrackedByEviction => {

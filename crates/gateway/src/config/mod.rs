@@ -7,12 +7,14 @@
 mod admission;
 mod kv;
 mod resolved;
+mod routing;
 mod sections;
 mod units;
 
 pub use admission::{Admission, IdleLeaseGate, TandemGate, ThunderAgentGate};
 pub use kv::{Kv, KvSettings, KvStore, PromptSource, StoreKind, TokenizerArg};
 pub use resolved::{ConfigError, Listen, Resolved, Tenancy, TlsFiles, apply_trace_environment};
+pub use routing::{Routing, RoutingKv};
 pub use sections::{
     ApiKey, Auth, Breaker, Cors, EngineTls, Fallback, Health, Hold, Hygiene, IdentityKeys, Limits,
     LocalPrefill, LocalPrefillName, Pd, Retry, Sessions, Timeouts, Tls, ToolEvents, Trace, TraceFormat,
@@ -110,6 +112,8 @@ pub struct Config {
     pub identity: IdentityKeys,
     /// Volatile text at the head of prompts.
     pub hygiene: Hygiene,
+    /// What routing policies go by.
+    pub routing: Routing,
     /// Where KV lies and what prompts need.
     pub kv: Kv,
 }
@@ -153,6 +157,7 @@ impl Default for Config {
             tool_events: ToolEvents::default(),
             identity: IdentityKeys::default(),
             hygiene: Hygiene::default(),
+            routing: Routing::default(),
             kv: Kv::default(),
         }
     }

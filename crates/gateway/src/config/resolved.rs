@@ -18,6 +18,7 @@ use tandem_trace::record::Rows;
 use tandem_types::{IdError, TenantId};
 
 use super::kv::KvSettings;
+use super::routing;
 use super::sections::{self, TraceFormat, TraceRows, TraceSink, WorkerKind};
 use super::units::Secret;
 use super::{Config, DEFAULT_ADMIN_PORT, DEFAULT_METRICS_PORT};
@@ -382,6 +383,7 @@ fn scheduler(config: &Config) -> Result<SchedulerConfig, ConfigError> {
     }
     let mut scheduler = SchedulerConfig {
         policy: config.policy.clone(),
+        kv: routing::resolve(&config.routing)?,
         queue_max: config.queue_size,
         programs_max: config.sessions.max,
         program_idle_ttl: config.sessions.idle_timeout.0,

@@ -15,7 +15,8 @@ pub struct KvConfig {
     pub disk: f64,
     /// The same for a store shared by several workers, 0 to 1.
     pub shared: f64,
-    /// Weight of prefill queued before this one.
+    /// Weight of prefill queued before this one. Well below 1: a queue passes, while a session that leaves has its
+    /// whole context computed again and comes back to an older copy later.
     pub queued: f64,
     /// Tokens that one running request counts as. 512 is about what a turn of 100 to 200 generated tokens slows a
     /// neighbour down by.
@@ -25,6 +26,13 @@ pub struct KvConfig {
     pub left_behind: f64,
     /// Weight of the share of programs' tokens that a worker has beyond the fleet's mean.
     pub crowding: f64,
+    /// What a worker costs whose programs have outgrown its KV pool, in parts of the program's context; where it is
+    /// the home, its own programs move to workers with room.
+    pub overfull: f64,
+    /// In a fleet whose programs need more than all its KV pools, newcomers go to the fullest worker that has at most
+    /// this many times the mean share, so that the other workers keep what they hold; 0 = where less than the mean
+    /// lies, as ever.
+    pub gather: f64,
     /// What any worker but a program's home costs more, in parts of the prompt, whatever is cached.
     pub stay: f64,
     /// How much more so in a fleet that loses KV: `stay` grows by this times the part of their KV, beyond a fifth,
@@ -51,10 +59,12 @@ impl Default for KvConfig {
             host: 0.75,
             disk: 0.25,
             shared: 0.5,
-            queued: 1.0,
+            queued: 0.3,
             decode: 512.0,
             left_behind: 1.0,
             crowding: 1.0,
+            overfull: 1.0,
+            gather: 2.0,
             stay: 0.1,
             lost: 1000.0,
             parent_tokens: 1024.0,
@@ -109,6 +119,8 @@ impl KvConfig {
             ("decode", self.decode),
             ("left_behind", self.left_behind),
             ("crowding", self.crowding),
+            ("overfull", self.overfull),
+            ("gather", self.gather),
             ("stay", self.stay),
             ("lost", self.lost),
             ("parent_tokens", self.parent_tokens),

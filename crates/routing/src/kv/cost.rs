@@ -9,7 +9,9 @@
 //! - `decode`: requests there.
 //! - `left_behind`: what home holds of the prompt in its own tiers and this worker does not.
 //! - `crowding`: the program's size times the worker's share of the fleet's programs beyond the mean, as it would
-//!   be with the program there. Shares are by KV capacity where workers tell it.
+//!   be with the program there. Shares are by KV capacity where workers tell it; there the worker's programs beyond
+//!   what its pool holds count as well, and a fleet that is overfull as a whole gathers its newcomers at the fullest
+//!   workers while none has room. What programs have in common counts once there (see `heads`).
 //! - `affinity`: a part of the prompt for not being home, much more in a fleet that loses KV; a fixed amount for not
 //!   being the parent's worker.
 //! - `labels`: preferred labels that are missing, in parts of the prompt.
@@ -132,6 +134,22 @@ pub(super) fn found_at(turn: &RouteTurn<'_>, worker: WorkerId) -> Option<(u64, u
     Some((u64::from(held.disk) * block, u64::from(found.blocks) * block))
 }
 
+/// Part of its KV pool that a worker's programs may take before it counts as overfull: the rest is for answers under
+/// way and for what they add.
+const ROOM: f64 = 0.95;
+
+/// From there on the cost of overfull workers rises to the whole over this part of the pool: a pool that is taken by
+/// programs in turn drops, least recently used first, just what is needed next, so little too much loses nearly all.
+const OVERFULL_SLOPE: f64 = 0.1;
+
+/// Mean part of their pools, that of the newcomer included, at which a fleet is overfull as a whole.
+const GATHER_FROM: f64 = 1.0;
+
+/// How much more the share counts for a program that is placed for the first time, since its prompt grows several times
+/// over, and for one that is about to leave an overfull home. Twice over while newcomers are gathered, where queues are
+/// longest.
+const FOR_LIFE: f64 = 4.0;
+
 /// The costs of one turn.
 #[derive(Debug)]
 pub(super) struct Costs<'a> {
@@ -156,8 +174,14 @@ struct Crowd {
     mean: f64,
     /// The program's own tokens.
     own: f64,
-    /// Most that a share beyond the mean counts.
-    excess_max: f64,
+    /// It is placed for the first time, and for its life.
+    first: bool,
+    /// Its home's programs have outgrown the KV pool.
+    leaves: bool,
+    /// Most shares of the mean that a worker may have to be given one more; `None` = newcomers go where most room is.
+    gather: Option<f64>,
+    /// Part of programs' tokens that no other program has.
+    alone: f64,
 }
 
 impl<'a> Costs<'a> {
@@ -166,6 +190,7 @@ impl<'a> Costs<'a> {
         turn: &'a RouteTurn<'a>,
         candidates: &[Candidate],
         loss: f64,
+        common: f64,
     ) -> Self {
         let home = turn.home.filter(|&home| candidates.iter().any(|c| c.worker == home));
         let mut costs = Self {
@@ -180,7 +205,7 @@ impl<'a> Costs<'a> {
         let lost = weights.fleet.lost * loss;
         costs.stay = costs.prompt * (weights.fleet.stay + lost);
         costs.home_credit = home.map(|home| costs.credits(home, &mut CostTerms::default()).0);
-        costs.crowd = crowd(turn, home, candidates);
+        costs.crowd = crowd(turn, home, candidates, weights.fleet.gather, common);
         if costs.crowd.is_some() && turn.home.is_none() {
             costs.load = 1.0 / (1.0 + lost);
         }
@@ -207,8 +232,11 @@ impl<'a> Costs<'a> {
         if !at_home && let Some(at_home) = self.home_credit {
             terms.left_behind = whole(scale * weights.fleet.left_behind * (at_home - own));
         }
-        let excess = self.crowd.map_or(0.0, |crowd| crowd.excess(candidate, at_home));
-        terms.crowding = whole(scale * weights.fleet.crowding * excess);
+        if let Some(crowd) = self.crowd {
+            let excess = weights.fleet.crowding * crowd.excess(candidate, at_home);
+            let overfull = weights.fleet.overfull * crowd.overfull(candidate, at_home);
+            terms.crowding = whole(scale * (excess + overfull));
+        }
         let away = match (turn.home, turn.parent_home) {
             (Some(home), _) if home != worker => self.stay,
             (None, Some(parent)) if parent != worker => weights.fleet.parent_tokens,
@@ -272,22 +300,29 @@ fn overlap(found: &PrefixMatch, start: u32, end: u32) -> u32 {
 }
 
 /// How the fleet's programs lie, for a turn of a program.
-fn crowd(turn: &RouteTurn<'_>, home: Option<WorkerId>, candidates: &[Candidate]) -> Option<Crowd> {
+fn crowd(
+    turn: &RouteTurn<'_>,
+    home: Option<WorkerId>,
+    candidates: &[Candidate],
+    gather: f64,
+    common: f64,
+) -> Option<Crowd> {
     let own = float(turn.program_tokens?.max(prompt_tokens(turn)));
     let told = candidates.iter().filter_map(|c| c.kv_capacity_tokens).filter(|&tokens| tokens > 0);
     let (sum, count) = told.fold((0.0, 0.0), |(sum, count), tokens| (sum + float(tokens), count + 1.0));
     let capacity = if count > 0.0 { sum / count } else { 1.0 };
-    let mut crowd = Crowd {
-        capacity,
-        mean: 0.0,
-        own,
-        // A program that is placed for the first time goes where there is room for its life. One whose KV is
-        // somewhere, or whose parent's is, leaves that for one prompt's worth at most.
-        excess_max: if home.is_some() || turn.parent_home.is_some() { 1.0 } else { f64::INFINITY },
-    };
+    // A program that is placed for the first time goes where there is room for its life. One whose KV is somewhere,
+    // or whose parent's is, leaves that for one prompt's worth at most.
+    let first = home.is_none() && turn.parent_home.is_none();
+    let mut crowd =
+        Crowd { capacity, mean: 0.0, own, first, leaves: false, gather: None, alone: 1.0 - common };
     let held: f64 = candidates.iter().map(|c| crowd.share(*c, 0.0)).sum();
     let joining = if home.is_some() { 0.0 } else { own / capacity };
     crowd.mean = (held + joining) / float(u64::try_from(candidates.len()).unwrap_or(u64::MAX)).max(1.0);
+    let at_home = candidates.iter().find(|c| Some(c.worker) == home);
+    crowd.leaves = at_home.is_some_and(|&c| crowd.overfull(c, true) > 0.0);
+    let full = count > 0.0 && crowd.mean * crowd.alone > GATHER_FROM;
+    crowd.gather = (first && full && gather > 0.0).then_some(gather);
     Some(crowd)
 }
 
@@ -302,8 +337,30 @@ impl Crowd {
         if self.mean <= 0.0 {
             return 0.0;
         }
-        let share = self.share(candidate, if at_home { 0.0 } else { self.own });
-        self.own * (share / self.mean - 1.0).clamp(0.0, self.excess_max)
+        let shares = self.with_it(candidate, at_home) / self.mean;
+        match self.gather {
+            // There is room all the same.
+            Some(_) if shares * self.mean * self.alone <= ROOM => 0.0,
+            // Fuller is better up to the limit, and beyond it worse than anything below.
+            Some(most) if shares <= most => FOR_LIFE * FOR_LIFE * self.own * (most - shares),
+            Some(most) => FOR_LIFE * FOR_LIFE * self.own * (most + shares),
+            None if self.first => FOR_LIFE * self.own * (shares - 1.0).max(0.0),
+            None if self.leaves => FOR_LIFE * self.own * (shares - 1.0).clamp(0.0, 1.0),
+            None => self.own * (shares - 1.0).clamp(0.0, 1.0),
+        }
+    }
+
+    /// The program's tokens, or a part of them where the worker's pool is a little too small for all its programs.
+    fn overfull(self, candidate: Candidate, at_home: bool) -> f64 {
+        if candidate.kv_capacity_tokens.is_none_or(|tokens| tokens == 0) {
+            return 0.0;
+        }
+        self.own * ((self.with_it(candidate, at_home) * self.alone - ROOM) / OVERFULL_SLOPE).clamp(0.0, 1.0)
+    }
+
+    /// The worker's share with the program there.
+    fn with_it(self, candidate: Candidate, at_home: bool) -> f64 {
+        self.share(candidate, if at_home { 0.0 } else { self.own })
     }
 }
 

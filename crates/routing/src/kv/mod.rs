@@ -17,17 +17,23 @@
 //! - I-KV-6 nothing in a request's wishes makes a cost that is not a number or breaks I-KV-1.
 //! - I-KV-7 in a fleet where programs find their KV lost when they come home, homes are kept and new programs are
 //!   placed by room, whatever the queues say ([`KvConfig::lost`]). What one turn finds counts for later ones only.
+//! - I-KV-8 a worker whose programs have outgrown its KV pool costs more, so that programs leave it for workers with
+//!   room; where all are overfull nobody moves for that.
+//! - I-KV-9 in a fleet whose programs need more than all its pools, newcomers are gathered at the fullest workers, up
+//!   to a limit: spread evenly they would make every worker lose all of its KV, least recently used first, while
+//!   gathered they leave the other workers what they hold. Who is gathered waits longer.
 //! - New programs are placed for their life (crowding counts in full), known ones for their turn (crowding is
 //!   bounded by one prompt, so that it decides only once their KV is gone from home).
 //! - Deliberately absent: prediction of what a dispatch is about to put in a cache. The index does that (it alone
 //!   has the prompt's hashes), and its match arrives here as any other. Which workers have a LoRA adapter, and which
 //!   are there for prompts or answers alone: candidates are filtered before. Time: queued prefill is not aged, so a call that does not stream counts as queued until its answer is there.
 //! - Sources: the credits (1, 3/4, 1/4, 1/2) are the defaults of Dynamo 1.6.1's router; the rest is our own.
-//!   The weights of home, crowding and losses come from simulated agent sessions on eight modelled engines, at
-//!   working sets of 0.25 to 2.5 times the pools.
+//!   The weights of queues, home, crowding, overfull workers and losses come from simulated agent sessions on eight
+//!   modelled engines, at working sets of 0.5 to 2 times the pools.
 
 mod config;
 mod cost;
+mod heads;
 mod loss;
 
 use tandem_types::WorkerId;
@@ -39,6 +45,7 @@ pub use cost::{CostTerms, expected_prefill};
 
 use config::Weights;
 use cost::Costs;
+use heads::Heads;
 use loss::Loss;
 
 /// The policy.
@@ -46,13 +53,14 @@ use loss::Loss;
 pub struct Kv {
     config: KvConfig,
     loss: Loss,
+    heads: Heads,
 }
 
 impl Kv {
     /// With these weights.
     #[must_use]
     pub const fn new(config: KvConfig) -> Self {
-        Self { config, loss: Loss::new() }
+        Self { config, loss: Loss::new(), heads: Heads::new() }
     }
 }
 
@@ -73,7 +81,7 @@ impl RoutePolicy for Kv {
         let mut all = Vec::new();
         fleet.all(&mut all);
         let weights = Weights::of(&self.config, turn.wishes);
-        let costs = Costs::new(&weights, turn, &all, self.loss.excess());
+        let costs = Costs::new(&weights, turn, &all, self.loss.excess(), self.heads.part());
         let priced: Vec<Priced> = all
             .into_iter()
             .map(|candidate| {
@@ -84,6 +92,7 @@ impl RoutePolicy for Kv {
         let chosen = draw(&priced, weights.temperature, rng)?;
         // After the choice: what this turn finds at home must not count against home (I-KV-1).
         self.loss.learn(turn);
+        self.heads.learn(turn);
         let reason = reason(turn, fleet, &chosen);
         Some(explain(&priced, chosen, turn.home, reason))
     }
