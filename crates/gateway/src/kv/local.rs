@@ -276,6 +276,8 @@ mod tests {
             engine_timeout: Duration::from_secs(1),
             tell_sessions: true,
             predict: Duration::from_secs(10),
+            lag_max: Duration::from_secs(1),
+            stale_after: Duration::from_secs(60),
             memory: 1 << 20,
             store: None,
             uses: Vec::new(),
