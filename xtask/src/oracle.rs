@@ -1,19 +1,30 @@
 //! The indexes against naive ones, on millions of operations: minutes, not for every change.
 //!
-//! Random operations are tests of `tandem-kvindex` that are otherwise skipped. With traces, the operations that
-//! these make caches do are compared as well, by a program of the benchmarks' workspace.
+//! Random operations are tests of `tandem-kvindex` that are otherwise skipped. With traces, the worker, session and pool
+//! indexes are compared on what these make caches do as well, by a program of the benchmarks' workspace.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Runs the comparisons; those with traces only where some are named.
+/// The tests with random operations, and what they compare.
+const RANDOM: [(&str, &str); 3] = [
+    ("worker index, 6 M operations", "worker::equals_the_oracle_on_millions_of_operations"),
+    ("session index, 1 M operations", "session::model::the_index_equals_the_model_on_a_million_operations"),
+    ("pool index, 2 M operations", "pool::day::hundreds_of_long_days_end_equal_to_the_listing"),
+];
+
+/// Runs the comparisons; those with traces only where some are named. Says how long each took.
 pub(crate) fn run(mooncake: Option<&Path>, claude: &[PathBuf]) -> Result<()> {
-    let mut random = Command::new(env!("CARGO"));
-    random.args(["test", "--release", "--package", "tandem-kvindex", "--locked", "--test", "it", "--"]);
-    random.args(["--ignored", "--nocapture", "--test-threads", "1"]);
-    succeed(&mut random)?;
+    let test = ["test", "--release", "--package", "tandem-kvindex", "--locked", "--test", "it"];
+    timed("building", Command::new(env!("CARGO")).args(test).arg("--no-run"))?;
+    for (name, only) in RANDOM {
+        let mut random = Command::new(env!("CARGO"));
+        random.args(test).args(["--quiet", "--", "--ignored", "--nocapture", "--exact", only]);
+        timed(name, &mut random)?;
+    }
     if mooncake.is_none() && claude.is_empty() {
         return Ok(());
     }
@@ -26,7 +37,15 @@ pub(crate) fn run(mooncake: Option<&Path>, claude: &[PathBuf]) -> Result<()> {
     if !claude.is_empty() {
         recorded.arg("--claude").args(claude);
     }
-    succeed(&mut recorded)
+    timed("recorded operations", &mut recorded)
+}
+
+#[expect(clippy::print_stdout, reason = "a command line tool reports")]
+fn timed(name: &str, command: &mut Command) -> Result<()> {
+    let start = Instant::now();
+    succeed(command)?;
+    println!("oracle: {name}: done in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
 }
 
 fn succeed(command: &mut Command) -> Result<()> {

@@ -2,10 +2,12 @@
 //! a naive map.
 //!
 //! `speed` applies and matches a trace's operations and prints rates and latencies; `memory` counts the bytes
-//! that each index asks the allocator for, and again after the caches were filled anew ten times over.
+//! that each index asks the allocator for, and again after the caches were filled anew ten times over; `oracle` compares
+//! Tandem's indexes with naive ones.
 
 pub mod candidate;
 pub mod options;
+pub mod oracle;
 pub mod workload;
 
 #[cfg(test)]

@@ -25,7 +25,9 @@ pub struct Prompt {
     /// Hash of each block with all before it.
     pub contents: Vec<u64>,
     /// Who asks: requests of one session follow each other.
-    session: Option<u32>,
+    pub session: Option<u32>,
+    /// Who takes it.
+    pub worker: u32,
 }
 
 /// One operation.
@@ -186,7 +188,7 @@ impl Maker {
                 let locals: Vec<u64> = base.iter().map(|l| mix(*l, salt)).collect();
                 let contents = chain::chain(&locals);
                 let session = session.map(|s| s * copies + copy);
-                self.request(&mut load, Prompt { locals, contents, session });
+                self.request(&mut load, Prompt { locals, contents, session, worker: 0 });
             }
         }
         let mut distinct = FxHashMap::default();
@@ -218,11 +220,12 @@ impl Maker {
         least as u32
     }
 
-    fn request(&mut self, load: &mut Load, prompt: Prompt) {
+    fn request(&mut self, load: &mut Load, mut prompt: Prompt) {
         let number = load.prompts.len() as u32;
         load.ops.push(Op::Find(number));
         load.find_blocks += prompt.contents.len() as u64;
         let worker = self.place(&prompt);
+        prompt.worker = worker;
         self.taken[worker as usize] += 1;
         let take = prompt.contents.len().min(self.capacity);
         let contents = &prompt.contents[..take];

@@ -244,22 +244,22 @@ proptest! {
 /// Long days, from a fixed seed.
 #[test]
 fn long_days_end_equal_to_the_listing() {
-    long_days(10);
+    long_days(10, |_| ());
 }
 
 /// Millions of hours; `cargo xtask oracle` runs them.
 #[test]
 #[ignore = "long"]
 fn hundreds_of_long_days_end_equal_to_the_listing() {
-    long_days(250);
-    println!("pool index: {} hours of events equal to the listing", 250 * 8_500);
+    long_days(250, |done| println!("pool index: {done} hours of events equal to the listing"));
 }
 
-fn long_days(days: usize) {
+/// Tells `progress` of the hours done, now and then.
+fn long_days(days: usize, progress: impl Fn(usize)) {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
-    for _ in 0..days {
+    for day in 1..=days {
         let mut draw = |count| -> Vec<Hour> {
             (0..count)
                 .map(|_| hour().new_tree(&mut runner).expect("strategy never rejects").current())
@@ -267,5 +267,8 @@ fn long_days(days: usize) {
         };
         let (disturbed, calm) = (draw(8_000), draw(500));
         a_day_ends_equal(&disturbed, &calm);
+        if day % 50 == 0 {
+            progress(day * 8_500);
+        }
     }
 }
