@@ -193,7 +193,9 @@ fn config_page(schema: &Value) -> String {
         page.push_str(&table(schema, &inner));
         for (key, value) in inner {
             if let Some(entry) = section(schema, value) {
-                page.push_str(&format!("\n### [[{name}.{key}]]\n\n{}\n\n", text_of(entry)));
+                let list = value.get("items").is_some();
+                let heading = if list { format!("[[{name}.{key}]]") } else { format!("[{name}.{key}]") };
+                page.push_str(&format!("\n### {heading}\n\n{}\n\n", text_of(entry)));
                 page.push_str(&table(schema, &members(entry)));
             }
         }
