@@ -55,7 +55,16 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode, Failure> {
         bar.set_style(style);
     }
     let begun = Instant::now();
-    let reports = simulate(args, &workload, &configs, &bar)?;
+    let mut reader = print::Reader::There;
+    let reports = simulate(args, &workload, &configs, &bar, &mut |index, report| {
+        // Line by line, so that a sweep that is stopped leaves what it has found.
+        let Some(point) = points.get(index).filter(|_| args.json && reader == print::Reader::There) else {
+            return Ok(());
+        };
+        let text = serde_json::to_string(&Line { point, report }).context("writing a report")?;
+        reader = bar.suspend(|| print::line(&text))?;
+        Ok(())
+    })?;
     bar.finish_and_clear();
     let count: u64 = reports.iter().map(|report| report.simulated_requests).sum();
     let took = begun.elapsed().as_secs_f64();
@@ -68,15 +77,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode, Failure> {
         std::fs::write(path, html::page(&points, &reports))
             .with_context(|| format!("writing {}", path.display()))?;
     }
-    let lines = points.iter().zip(&reports);
-    if args.json {
-        for (point, report) in lines {
-            let text = serde_json::to_string(&Line { point, report }).context("writing a report")?;
-            if print::line(&text)? == print::Reader::Gone {
-                break;
-            }
-        }
-    } else {
+    if !args.json {
         print::data(&table::text(&points, &reports))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -214,15 +215,17 @@ enum News {
     /// So many more requests were answered.
     Answered(u64),
     /// A point is done.
-    Done(usize, Result<Report, tandem_simulate::SimError>),
+    Done(usize, Box<Result<Report, tandem_simulate::SimError>>),
 }
 
-/// Simulates all points, several at once; their reports in order.
+/// Simulates all points, several at once. Each report is told to `tell` as soon as it and all before it are there;
+/// returns all of them in order.
 fn simulate(
     args: &SimulateArgs,
     workload: &Workload,
     configs: &[SimConfig],
     bar: &ProgressBar,
+    tell: &mut dyn FnMut(usize, &Report) -> Result<(), Failure>,
 ) -> Result<Vec<Report>, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or(cores).clamp(1, configs.len().max(1));
@@ -242,7 +245,7 @@ fn simulate(
                         let _ = sender.send(News::Answered(progress.completed - told));
                         told = progress.completed;
                     });
-                    if sender.send(News::Done(index, report)).is_err() {
+                    if sender.send(News::Done(index, Box::new(report))).is_err() {
                         return;
                     }
                 }
@@ -250,7 +253,7 @@ fn simulate(
         }
         drop(sender);
         let mut failed = None;
-        let mut answered = 0;
+        let (mut answered, mut told) = (0, 0);
         for news in receiver {
             match news {
                 News::Answered(more) => {
@@ -259,13 +262,19 @@ fn simulate(
                 }
                 News::Done(index, report) => {
                     bar.inc(1);
-                    match report {
+                    match *report {
                         Ok(report) => {
                             if let Some(slot) = reports.get_mut(index) {
                                 *slot = Some(report);
                             }
                         }
                         Err(error) => failed = failed.or(Some(Failure::Usage(anyhow!(error)))),
+                    }
+                    while let Some(Some(report)) = reports.get(told) {
+                        if let Err(error) = tell(told, report) {
+                            failed = failed.or(Some(error));
+                        }
+                        told += 1;
                     }
                 }
             }
