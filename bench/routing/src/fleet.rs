@@ -45,7 +45,7 @@ pub async fn run(
         engines.push(engine(options, pool, seed * 1000 + number).await?);
     }
     let (gateway, addr) = gateway(options, policy, &engines, seed)?;
-    ready(addr, engines.len(), policy == "kv").await?;
+    ready(addr, engines.len(), policy.split('+').next() == Some("kv")).await?;
     let load = LoadOptions {
         target: target(options, &gateway)?,
         arrivals: Arrivals::Lanes { lanes: options.lanes, midway: true },
@@ -110,7 +110,9 @@ async fn engine(options: &Options, pool: f64, seed: u64) -> Result<Server> {
 fn gateway(options: &Options, policy: &str, engines: &[Server], seed: u64) -> Result<(Server, SocketAddr)> {
     let (listen, prometheus) = (free_addr()?, free_addr()?);
     let mut command = Command::new(&options.tandem);
-    command.args(["serve", "--policy", policy, "--seed", &seed.to_string(), "--log-level", "warn"]);
+    let (routing, admission) = policy.split_once('+').unwrap_or((policy, "none"));
+    command.args(["serve", "--policy", routing, "--admission", admission]);
+    command.args(["--seed", &seed.to_string(), "--log-level", "warn"]);
     command.args(["--host", "127.0.0.1", "--port", &listen.port().to_string(), "--admin-port", "0"]);
     command.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &prometheus.port().to_string()]);
     command.arg("--worker-urls").args(engines.iter().map(|engine| &engine.url));

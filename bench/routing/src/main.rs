@@ -30,7 +30,7 @@ pub struct Options {
     /// Its format.
     #[arg(long, default_value = "weka")]
     format: String,
-    /// Policies to compare.
+    /// Policies to compare: of routing, or of routing and admission (`kv+tandem`).
     #[arg(long, value_delimiter = ',', default_value = "kv,session_affinity")]
     policies: Vec<String>,
     /// Working set over pools: lanes times the mean context, by all engines' pools.
