@@ -165,11 +165,7 @@ pub(crate) async fn pause(
     Path(session): Path<String>,
     Query(whose): Query<Whose>,
 ) -> Result<Json<serde_json::Value>, Refusal> {
-    let programs = all_of(&app, &session, whose.tenant.as_deref()).await?;
-    let count = programs.len();
-    for program in programs {
-        app.owner.operator(Input::ProgramPause { program }).await;
-    }
+    let count = tell_all(&app, &session, &whose, |program| Input::ProgramPause { program }).await?;
     Ok(Json(json!({"paused": count})))
 }
 
@@ -179,17 +175,26 @@ pub(crate) async fn resume(
     Path(session): Path<String>,
     Query(whose): Query<Whose>,
 ) -> Result<Json<serde_json::Value>, Refusal> {
-    let programs = all_of(&app, &session, whose.tenant.as_deref()).await?;
-    let count = programs.len();
-    for program in programs {
-        app.owner.operator(Input::ProgramResume { program }).await;
-    }
+    let count = tell_all(&app, &session, &whose, |program| Input::ProgramResume { program }).await?;
     Ok(Json(json!({"resumed": count})))
 }
 
-async fn all_of(app: &Arc<App>, session: &str, tenant: Option<&str>) -> Result<Vec<ProgramKey>, Refusal> {
-    let programs = programs_of(app, session, tenant).await?;
-    if programs.is_empty() { Err(not_found("no program of this session is known")) } else { Ok(programs) }
+/// Tells the scheduler something of each program of a session; how many there are.
+async fn tell_all(
+    app: &Arc<App>,
+    session: &str,
+    whose: &Whose,
+    input: fn(ProgramKey) -> Input,
+) -> Result<usize, Refusal> {
+    let programs = programs_of(app, session, whose.tenant.as_deref()).await?;
+    if programs.is_empty() {
+        return Err(not_found("no program of this session is known"));
+    }
+    let count = programs.len();
+    for program in programs {
+        app.owner.operator(input(program)).await;
+    }
+    Ok(count)
 }
 
 /// How weights are to be exchanged.

@@ -98,3 +98,21 @@ pub(crate) fn arguments(text: &str) -> Result<Json, RenderError> {
         Err(other) => Err(other),
     }
 }
+
+/// A `tool_use` block of Anthropic's Messages as a tool call of chat completions; vLLM and SGLang agree on it.
+pub(crate) fn tool_use(block: &Object) -> Result<Json, RenderError> {
+    // Without an id the engine makes one of the time.
+    let Some(id) = text(block, "id")?.filter(|id| !id.is_empty()) else {
+        return unsupported("a tool call without an id");
+    };
+    let input = map(block, "input")?.cloned().unwrap_or_default();
+    let function = object([
+        ("name", Json::str(text(block, "name")?.unwrap_or_default())),
+        ("arguments", Json::Str(Json::Object(input).dumps(true))),
+    ]);
+    Ok(Json::Object(object([
+        ("id", Json::str(id)),
+        ("type", Json::str("function")),
+        ("function", Json::Object(function)),
+    ])))
+}

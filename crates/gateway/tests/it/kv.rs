@@ -140,8 +140,7 @@ async fn a_cleared_cache_is_forgotten() {
     let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
     setup.exact().await;
     let mut session = Session::new("s");
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
+    session.known_turn(&setup, "one").await;
     empty(&engine, "/flush_cache").await;
     setup.admin_until("/kv", |kv| kv["workers"][0]["blocks"] == 0).await;
     let second = session.turn(&setup, "two").await;
@@ -157,8 +156,7 @@ async fn a_cache_that_was_cleared_silently_misleads_one_turn_only() {
     let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
     setup.exact().await;
     let mut session = Session::new("s");
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
+    session.known_turn(&setup, "one").await;
     empty(&engine, "/reset_prefix_cache").await;
     let second = session.turn(&setup, "two").await;
     assert_eq!(second.cached, 0, "{second:?}");
@@ -231,8 +229,7 @@ async fn a_tenant_does_not_match_what_another_has_cached() {
         session
     };
     let (mut a, mut b) = (as_tenant("a"), as_tenant("b"));
-    let first = a.turn(&setup, "one").await;
-    a.known(&setup, &first).await;
+    a.known_turn(&setup, "one").await;
     let other = b.turn(&setup, "one").await;
     assert_eq!((other.predicted, other.cached), (Some(0), 0), "{other:?}");
     let again = a.turn(&setup, "two").await;
@@ -248,8 +245,7 @@ async fn a_changed_system_prompt_is_told_as_the_cause() {
     let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
     setup.exact().await;
     let mut session = Session::new("s");
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
+    session.known_turn(&setup, "one").await;
     session.history[0] = json!({"role": "system", "content": "something-quite-different ".repeat(40)});
     session.headers = "x-request-id: asked\r\n".to_owned();
     session.turn(&setup, "two").await;
@@ -289,8 +285,7 @@ async fn turns_without_a_session_follow_the_cache() {
     let mut session = Session::new("s");
     let mut workers = Vec::new();
     for turn in 0..5 {
-        let said = session.turn(&setup, &format!("question {turn}")).await;
-        session.known(&setup, &said).await;
+        let said = session.known_turn(&setup, &format!("question {turn}")).await;
         workers.push(said.worker);
     }
     workers.dedup();

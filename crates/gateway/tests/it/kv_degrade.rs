@@ -36,12 +36,10 @@ async fn events_that_a_replay_brings_back_leave_no_trace() {
     let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
     setup.exact().await;
     let mut session = Session::new("s");
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
+    session.known_turn(&setup, "one").await;
     let replays = until(&setup, |_| true).await["stream"]["replays"].as_u64().expect("a count");
     engine.lose_events(1, true);
-    let second = session.turn(&setup, &"two ".repeat(40)).await;
-    session.known(&setup, &second).await;
+    let second = session.known_turn(&setup, &"two ".repeat(40)).await;
     let worker = until(&setup, |worker| worker["stream"]["replays"].as_u64() > Some(replays)).await;
     assert_eq!((worker["stream"]["gaps"].as_u64(), worker["hollow"].as_bool()), (Some(0), Some(false)));
     let third = session.turn(&setup, "three").await;
@@ -59,8 +57,7 @@ async fn events_lost_for_good_make_a_worker_stale_until_its_cache_is_rebuilt() {
     let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
     setup.exact().await;
     let mut session = Session::new("s");
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
+    session.known_turn(&setup, "one").await;
     engine.lose_events(1, false);
     let second = session.turn(&setup, &"two ".repeat(40)).await;
     let worker = until(&setup, |worker| worker["knowledge"] == "stale").await;
@@ -99,16 +96,14 @@ async fn a_worker_that_lost_events_is_exact_again_after_a_while() {
     .await;
     let mut session = Session::new("s");
     setup.exact().await;
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
+    session.known_turn(&setup, "one").await;
     engine.lose_events(1, false);
     session.turn(&setup, &"two ".repeat(40)).await;
     until(&setup, |worker| worker["stream"]["gaps"] == 1).await;
     until(&setup, |worker| worker["knowledge"] == "exact").await;
     assert_eq!((moves(&setup, "exact", "stale").await, moves(&setup, "stale", "exact").await), (1, 1));
     let mut other = Session::new("another");
-    let before = other.turn(&setup, "one").await;
-    other.known(&setup, &before).await;
+    other.known_turn(&setup, "one").await;
     let after = other.turn(&setup, "two").await;
     assert_eq!(after.predicted, Some(after.cached), "{after:?}");
     assert!(after.cached > 0);
@@ -124,8 +119,7 @@ async fn events_that_wait_make_workers_stale_until_they_are_taken_in() {
     })
     .await;
     let mut session = Session::new("never-a-label");
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
+    session.known_turn(&setup, "one").await;
     setup.exact().await;
     let second = session.turn(&setup, "two").await;
     assert_eq!(second.predicted, Some(second.cached), "nothing was lost: {second:?}");
@@ -167,8 +161,7 @@ async fn an_engine_that_restarts_is_known_anew() {
     let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
     setup.exact().await;
     let mut session = Session::new("s");
-    let first = session.turn(&setup, "one").await;
-    session.known(&setup, &first).await;
+    session.known_turn(&setup, "one").await;
     let ports = ports(&engine);
     engine.stop().await;
     setup.admin_until("/workers", |workers| workers["engines"][0]["state"] == "down").await;

@@ -114,6 +114,13 @@ impl Session {
 }
 
 impl Session {
+    /// One turn whose blocks are known when it returns.
+    pub(crate) async fn known_turn(&mut self, setup: &Setup, question: &str) -> Turn {
+        let turn = self.turn(setup, question).await;
+        self.known(setup, &turn).await;
+        turn
+    }
+
     /// Waits until the engine's events of a turn were taken in, to its last block.
     pub(crate) async fn known(&self, setup: &Setup, said: &Turn) {
         setup.admin_until("/kv", |kv| kv["predicted_blocks"] == 0).await;

@@ -7,7 +7,7 @@
 //! - Sources: SGLang 0.5.23: `srt/entrypoints/anthropic/serving.py` and `protocol.py`, `apply_reasoning_enabled` and
 //!   `wrap_reasoning_history` of `srt/entrypoints/openai/serving_chat.py`.
 
-use crate::chat::{Chat, given, invalid, list, map, object, text, unsupported};
+use crate::chat::{Chat, given, invalid, list, map, object, text, tool_use, unsupported};
 use crate::error::RenderError;
 use crate::json::{Json, Object};
 use crate::model::Setup;
@@ -195,22 +195,6 @@ fn said_by(role: &str, mut parts: Vec<Json>) -> Object {
         }
     };
     object([("role", Json::str(role)), ("content", content)])
-}
-
-fn tool_use(block: &Object) -> Result<Json, RenderError> {
-    let Some(id) = text(block, "id")?.filter(|id| !id.is_empty()) else {
-        return unsupported("a tool call without an id");
-    };
-    let input = map(block, "input")?.cloned().unwrap_or_default();
-    let function = object([
-        ("name", Json::str(text(block, "name")?.unwrap_or_default())),
-        ("arguments", Json::Str(Json::Object(input).dumps(true))),
-    ]);
-    Ok(Json::Object(object([
-        ("id", Json::str(id)),
-        ("type", Json::str("function")),
-        ("function", Json::Object(function)),
-    ])))
 }
 
 /// A tool's result as content, and as one text.

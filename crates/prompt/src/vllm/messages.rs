@@ -4,7 +4,7 @@
 //! - Sources: vLLM 0.32.0: `entrypoints/anthropic/serving.py` and `protocol.py`.
 
 use super::{BILLING_LINE, PartNames, finish, function_definition, normal};
-use crate::chat::{Chat, given, invalid, list, map, object, text, unsupported};
+use crate::chat::{Chat, given, invalid, list, map, object, text, tool_use, unsupported};
 use crate::error::RenderError;
 use crate::json::{Json, Object};
 use crate::model::Setup;
@@ -168,23 +168,6 @@ impl Said {
             message.insert("content".to_owned(), text);
         }
     }
-}
-
-fn tool_use(block: &Object) -> Result<Json, RenderError> {
-    // Without an id the engine makes one of the time.
-    let Some(id) = text(block, "id")?.filter(|id| !id.is_empty()) else {
-        return unsupported("a tool call without an id");
-    };
-    let input = map(block, "input")?.cloned().unwrap_or_default();
-    let function = object([
-        ("name", Json::str(text(block, "name")?.unwrap_or_default())),
-        ("arguments", Json::Str(Json::Object(input).dumps(true))),
-    ]);
-    Ok(Json::Object(object([
-        ("id", Json::str(id)),
-        ("type", Json::str("function")),
-        ("function", Json::Object(function)),
-    ])))
 }
 
 fn tool_result(block: &Object) -> Result<Object, RenderError> {
