@@ -7,7 +7,16 @@
 //! - Deliberately absent: model weights, tokenizers, anything that is not batching, pool or time.
 //! - Sources: times are fitted to the operator tables of aisimulate 0.13 (vLLM 0.24 data), pools are what
 //!   its `estimate_kv_cache` gives under vLLM's memory rules. `k` of the decode formula is
-//!   `KV bytes per token and GPU / (eta * HBM bandwidth)`, eta 0.86 to 0.93. Three profiles are derived:
+//!   `KV bytes per token and GPU / (eta * HBM bandwidth)`, eta 0.86 to 0.93. Four profiles are derived:
+//!   - `qwen3-30b-a3b-fp8-h100-tp2`: the deployment of zetxqx/thunderagent-original-verification (vLLM 0.28, fp8
+//!     weights and KV, 0.88 of memory, Triton instead of DeepGEMM kernels), whose pool it is. `b` and `c` are those of the
+//!     H200 TP4 fit times 2, half the GPUs with the same dense peak: that fp8 saves time in prefill is not assumed, and
+//!     the published ceiling of 22 to 23.5 K prefilled tokens a second and pod leaves no room for it. f(B) is that of the
+//!     H200 TP4 fit with its weight-streaming term exchanged: 1.5 GB + 29 GB * (1 - (1 - 8/128)^B) read by two GPUs at 0.8
+//!     of 3.35 TB/s. k is fitted, not roofline: medians of 10, 15.5, 21 and 30 ms per token are published at 4, 8, 12 and
+//!     16 sessions a pod, whose running requests fill 13, 24, 33 and 41 % of the pool; without the 12 to 23 % of the time
+//!     that the published prefill takes by `b` and `c`, and without f, that is 1.1e-5 to 1.8e-5, in the mean 1.4e-5 (eta
+//!     0.52: two KV heads a GPU).
 //!   - `qwen3-30b-a3b-h100-tp1`: prefill fitted here to the published cold-prefill column; decode by
 //!     roofline, f(B) = f of the H200 TP4 fit with its weight-streaming term exchanged: 3 GB + 58 GB *
 //!     (1 - (1 - 8/128)^B) read per step at 0.8 of 3.35 TB/s by one GPU instead of at 0.8 of 4.8 TB/s by
@@ -73,6 +82,8 @@ const QWEN3_H200_DECODE: &[(f64, f64)] =
     &[(1.0, 4.8), (8.0, 5.9), (16.0, 6.5), (32.0, 7.9), (64.0, 8.1), (128.0, 9.8), (256.0, 10.9)];
 const QWEN3_H100_DECODE: &[(f64, f64)] =
     &[(1.0, 6.8), (8.0, 14.0), (16.0, 18.9), (32.0, 24.4), (64.0, 26.6), (128.0, 28.6), (256.0, 29.7)];
+const QWEN3_FP8_H100_DECODE: &[(f64, f64)] =
+    &[(1.0, 5.0), (8.0, 6.6), (16.0, 7.6), (32.0, 9.4), (64.0, 9.8), (128.0, 11.5), (256.0, 12.6)];
 const LLAMA_70B_DECODE: &[(f64, f64)] = &[(1.0, 15.0), (32.0, 15.0), (64.0, 17.0), (128.0, 20.0)];
 const GLM_DECODE: &[(f64, f64)] = &[
     (1.0, 10.6),
@@ -131,6 +142,17 @@ const PROFILES: &[Profile] = &[
         prefill: [25.3, 0.016_73, 6.30e-7],
         decode_base: MINIMAX_DECODE,
         decode_context: 2.03e-5,
+    },
+    Profile {
+        name: "qwen3-30b-a3b-fp8-h100-tp2",
+        summary: "Qwen3-Coder-30B-A3B (fp8), fp8 KV, 2x H100-80, 88 % of memory; derived from published runs",
+        pool_tokens: 2_237_040,
+        token_bytes: 24_576,
+        budget: 8_192,
+        max_model_len: 262_144,
+        prefill: [9.36, 0.006_33 * 2.0, 3.00e-7 * 2.0],
+        decode_base: QWEN3_FP8_H100_DECODE,
+        decode_context: 1.4e-5,
     },
     Profile {
         name: "qwen3-30b-a3b-h100-tp1",

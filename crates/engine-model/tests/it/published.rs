@@ -105,6 +105,16 @@ fn derived_profiles_follow_their_derivation() {
     assert_eq!(decode(&h20, 64, 20_000), decode(&h200, 64, 20_000));
     let (slow, fast) = (prefill(&h20, 8 * K, 0) - 9.36, prefill(&h200, 8 * K, 0) - 9.36);
     near("h20 prefill beyond the base", slow / fast, 6.7, 1e-9);
+    // Two GPUs instead of four compute a prompt; they read 1.5 GB and 29 GB of experts, 8 of 128 per token, in fp8 where
+    // four read 3 GB and 58 GB.
+    let fp8 = timing("qwen3-30b-a3b-fp8-h100-tp2");
+    let (two, four) = (prefill(&fp8, 8 * K, 32 * K) - 9.36, prefill(&h200, 8 * K, 32 * K) - 9.36);
+    near("two GPUs' prefill beyond the base", two / four, 2.0, 1e-9);
+    for batch in [8_u32, 64] {
+        let active = 1.0 - (1.0 - 8.0 / 128.0_f64).powi(batch as i32);
+        let streams = (1.5 + 29.0 * active) / 2.0 / (0.8 * 3.35) - (3.0 + 58.0 * active) / 4.0 / (0.8 * 4.8);
+        near("fp8 decode", decode(&fp8, batch, 1), decode(&h200, batch, 1) + streams, 0.01);
+    }
     // 19 GB of always active weights and 336 GB of experts, 8 of 160 per token, over eight GPUs.
     let glm = timing("glm-4.6-h100-tp8");
     for batch in [1_u32, 8, 64] {
@@ -129,6 +139,7 @@ fn every_profile_makes_an_engine_with_the_published_pool() {
         ("llama-70b-h100-tp4", 454_016),
         ("minimax-m2.5-h100-tp4", 468_626),
         ("minimax-m2.5-h100-tp4-bf16kv", 234_313),
+        ("qwen3-30b-a3b-fp8-h100-tp2", 2_237_040),
         ("qwen3-30b-a3b-h100-tp1", 118_341),
         ("qwen3-30b-a3b-h20-tp4", 3_807_728),
         ("qwen3-30b-a3b-h200-tp4", 3_807_728),
