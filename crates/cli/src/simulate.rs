@@ -201,6 +201,8 @@ fn config(args: &SimulateArgs, point: &Point) -> Result<SimConfig, Failure> {
         },
         order: if args.in_order { PlayOrder::Recorded } else { PlayOrder::Shuffled },
         seed: point.seed,
+        event_delay: seconds("--event-delay", args.event_delay)?,
+        event_loss: args.event_loss,
         warmup: seconds("--warmup", args.warmup)?,
         duration: args.duration.map(|value| seconds("--duration", value)).transpose()?,
         idle_cap: args.idle_cap.map(|value| seconds("--idle-cap", value)).transpose()?,

@@ -65,6 +65,10 @@ pub struct SimConfig {
     pub idle_cap: Option<Duration>,
     /// How long a client can be kept waiting.
     pub hold_max: Duration,
+    /// How long it takes until the scheduler knows of what a pass changed in an engine's cache; 0 = it knows at once.
+    pub event_delay: Duration,
+    /// Probability that it never gets to know of that; from 0 to 1.
+    pub event_loss: f64,
     /// Whether clients say that a session has ended.
     pub announce_end: bool,
     /// A session fares well if no time to a first token of its is above this.
@@ -92,6 +96,8 @@ impl Default for SimConfig {
             duration: None,
             idle_cap: None,
             hold_max: Duration::from_secs(1_800),
+            event_delay: Duration::ZERO,
+            event_loss: 0.0,
             announce_end: true,
             slo_ttft: Duration::from_secs(30),
             belady: false,
@@ -109,6 +115,9 @@ pub enum SimError {
     /// The speed-up of arrivals makes no sense.
     #[error("the speed-up of arrivals must be finite and above 0")]
     Speedup,
+    /// No probability.
+    #[error("the part of events that is lost must be from 0 to 1")]
+    Loss,
     /// A link carries nothing.
     #[error("{0} must be above 0 GB/s")]
     Link(&'static str),
@@ -146,6 +155,9 @@ impl SimConfig {
             if gb_s.is_nan() || gb_s <= 0.0 {
                 return Err(SimError::Link(name));
             }
+        }
+        if !(0.0..=1.0).contains(&self.event_loss) {
+            return Err(SimError::Loss);
         }
         match self.arrivals {
             Arrivals::Lanes { lanes: 0 } => Err(SimError::Zero("lanes")),

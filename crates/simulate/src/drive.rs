@@ -384,7 +384,7 @@ impl<'a> Sim<'a> {
     }
 
     fn pass_ends(&mut self, index: u32) {
-        let pass = self.fleet.pass(index);
+        let pass = self.fleet.pass(index, self.now);
         for admission in pass.admitted.iter().filter(|admission| admission.resumed) {
             if let Some(live) = self.turns.get_mut(&TurnId(admission.id.0)) {
                 live.cached_again += u64::from(admission.cached_tokens);

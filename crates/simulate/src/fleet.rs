@@ -6,12 +6,14 @@
 use std::sync::Arc;
 
 use tandem_engine_model::{
-    EngineModel, MemoryStore, Namespace, NoStore, Output, Pass, Prompt, Request, RequestKey, SharedStore,
+    EngineConfig, EngineModel, MemoryStore, Namespace, NoStore, Output, Pass, Prompt, Request, RequestKey,
+    SharedStore,
 };
 use tandem_types::{EngineId, MatchSource, PrefixMatch, Time, WorkerId, WorkerPrefix, WorkerRole};
 use tandem_workload::Node;
 
 use crate::config::{SimConfig, SimError};
+use crate::late::Late;
 
 /// One engine.
 struct Engine {
@@ -71,12 +73,17 @@ pub(crate) struct Fleet {
     /// So many of the engines, the first ones, compute prompts only.
     prefill: u32,
     handover_gb_s: f64,
+    /// What the scheduler knows of caches, where it is not told at once.
+    late: Option<Late>,
 }
 
 impl Fleet {
     pub(crate) fn new(config: &SimConfig) -> Result<Self, SimError> {
+        let late = !config.event_delay.is_zero() || config.event_loss > 0.0;
+        let late = late.then(|| Late::new(config.event_delay, config.event_loss, config.seed));
+        let emit_events = late.is_some();
         let engine = || -> Result<Engine, SimError> {
-            let model = EngineModel::new(config.engine.clone())?;
+            let model = EngineModel::new(EngineConfig { emit_events, ..config.engine.clone() })?;
             Ok(Engine { model, pass: Pass::default(), running: false, wakes_at: None, turns: 0 })
         };
         let block_size = config.engine.block_size;
@@ -89,6 +96,7 @@ impl Fleet {
             block_size,
             prefill: config.prefill_workers,
             handover_gb_s: config.handover_gb_s,
+            late,
         })
     }
 
@@ -154,11 +162,13 @@ impl Fleet {
     }
 
     /// The pass that has ended; to be handed back by [`Fleet::pass_done`].
-    pub(crate) fn pass(&mut self, index: u32) -> Pass {
-        self.engines
-            .get_mut(index as usize)
-            .map(|engine| std::mem::take(&mut engine.pass))
-            .unwrap_or_default()
+    pub(crate) fn pass(&mut self, index: u32, now: Time) -> Pass {
+        let Some(engine) = self.engines.get_mut(index as usize) else { return Pass::default() };
+        let mut pass = std::mem::take(&mut engine.pass);
+        if let Some(late) = &mut self.late {
+            late.sent(index, now, std::mem::take(&mut pass.events));
+        }
+        pass
     }
 
     /// All that a pass brought has been dealt with.
@@ -175,13 +185,19 @@ impl Fleet {
         u32::try_from(still).unwrap_or(u32::MAX)
     }
 
-    /// Where a prompt's KV lies, exactly and at once.
-    pub(crate) fn prefix(&self, work: &Work, now: Time) -> PrefixMatch {
+    /// Where a prompt's KV lies: exactly and at once, or as far as late events tell. The shared store answers by itself.
+    pub(crate) fn prefix(&mut self, work: &Work, now: Time) -> PrefixMatch {
         let request = work.request(0, work.output, now);
         let block_size = self.block_size;
+        // Never the block with the last token: that one is computed in any case.
+        let most = (work.input.saturating_sub(1) / block_size) as usize;
+        let useful = work.ids.get(..work.ids.len().min(most)).unwrap_or_default();
         let mut workers = Vec::new();
         for (index, engine) in (0u32..).zip(&self.engines) {
-            let [device, host, disk] = engine.model.resident_prefix(&request);
+            let [device, host, disk] = match &mut self.late {
+                Some(late) => late.leading(index, useful, now),
+                None => engine.model.resident_prefix(&request),
+            };
             if disk > 0 {
                 let source = MatchSource::Exact;
                 workers.push(WorkerPrefix { worker: worker(index), device, host, disk, source });

@@ -16,6 +16,7 @@ mod clients;
 mod config;
 mod drive;
 mod fleet;
+mod late;
 mod measure;
 mod oracle;
 mod policy;

@@ -119,6 +119,38 @@ fn stickiness_finds_what_rounds_lose() {
     assert!(rounds < sticky - 0.2, "{rounds} against {sticky}");
 }
 
+/// Twenty sessions, one after the other, with the same prompt of 100 blocks: each worker that is used computes it once, and
+/// after that 99 of the blocks are found.
+#[test]
+fn who_does_not_know_where_a_prompt_lies_computes_it_on_more_workers() {
+    let rows = (0..20).map(|i| row(&format!("S{i}"), None, &format!("r{i}"), (i, i + 1), 2, &ids(1, 100)));
+    let workload = read(&rows.collect::<String>());
+    let with = |event_delay, event_loss| {
+        let config = SimConfig {
+            engine: seconds_per_token(),
+            workers: 4,
+            scheduler: SchedulerConfig { policy: "kv".to_owned(), ..SchedulerConfig::default() },
+            arrivals: Arrivals::Lanes { lanes: 1 },
+            event_delay,
+            event_loss,
+            ..SimConfig::default()
+        };
+        let report = run(&workload, &config, &mut |_| {})?;
+        let used = report.worker_turns.iter().filter(|turns| **turns > 0).count() as u32;
+        let reused = f64::from(20 - used) * 99.0 / 2_000.0;
+        assert!((report.prefix_cache_reused_ratio - reused).abs() < 1e-9, "{used}: {report:?}");
+        Ok((used, report))
+    };
+    let used = |delay, loss| with(delay, loss).map(|(used, _)| used);
+    assert_eq!(used(Duration::ZERO, 0.0), Ok(1), "known at once");
+    assert_eq!(used(Duration::from_millis(1), 0.0), Ok(1), "known before the next one, a second later");
+    let (blind, report) = with(Duration::ZERO, 1.0).expect("a report");
+    assert!(blind > 1, "ties are drawn");
+    let late = with(Duration::from_secs(1_000), 0.0).expect("a report");
+    assert_eq!((blind, report), late, "news after the end is none");
+    assert_eq!(used(Duration::ZERO, 1.5), Err(SimError::Loss));
+}
+
 #[test]
 fn plays_come_again_with_blocks_of_their_own() {
     let workload = read(&row("A", None, "a", (0, 1000), 2, "1,2,3"));

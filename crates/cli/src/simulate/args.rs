@@ -50,6 +50,12 @@ pub(crate) struct SimulateArgs {
     /// Longest pause of the whole fleet, in seconds: the rest is skipped, for all alike.
     #[arg(long, value_name = "SECONDS")]
     pub(super) idle_cap: Option<f64>,
+    /// Time until the scheduler knows of what changed in an engine's cache, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub(super) event_delay: f64,
+    /// Part of engines' messages about their caches that never arrives, from 0 to 1.
+    #[arg(long, value_name = "PART", default_value_t = 0.0)]
+    pub(super) event_loss: f64,
     /// Seconds before measuring begins.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub(super) warmup: f64,
