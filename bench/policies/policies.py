@@ -106,8 +106,8 @@ def reprefill(share):
 FAULTS = [
     ("all as it is", ()),
     ("ends unannounced", ("--silent-ends",)),
-    ("pauses believed 3 times as long", ("--set", "tandem.gap_factor=3", "--set", "tandem.gap_learning=false")),
-    ("pauses believed a third as long", ("--set", "tandem.gap_factor=0.333", "--set", "tandem.gap_learning=false")),
+    ("pauses believed 3 times as long", ("--set", "tandem.gap_factor=3")),
+    ("pauses believed a third as long", ("--set", "tandem.gap_factor=0.333")),
     ("events 2 s late", ("--event-delay", "2")),
     ("a fifth of events lost", ("--event-loss", "0.2")),
 ]

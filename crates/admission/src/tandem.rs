@@ -56,6 +56,9 @@ pub struct TandemConfig {
     pub give_way: f64,
     /// Idle programs are kept for so many times the break-even horizon.
     pub patience: f64,
+    /// Programs are believed to stay away so many times as long as they are seen to: 1 but to try what a wrong belief
+    /// costs.
+    pub gap_factor: f64,
     /// Running turns may fill this part of device memory where tiers below it hold what idles.
     pub running_max: f64,
     /// Prefill rate in tokens a second until turns have told.
@@ -78,6 +81,7 @@ impl Default for TandemConfig {
             pause_to: 0.93,
             give_way: 0.5,
             patience: 1.5,
+            gap_factor: 1.0,
             running_max: 0.9,
             prefill_tokens_per_s: 20_000.0,
             overdue: Duration::from_secs(30),
@@ -107,6 +111,7 @@ impl TandemConfig {
         nonsense((0.0..=1.0).contains(&self.give_way), "tandem.give_way must be from 0 to 1")?;
         nonsense(part(self.prefill_tokens_per_s), "tandem.prefill_tokens_per_s must be above 0")?;
         nonsense(part(self.patience), "tandem.patience must be above 0")?;
+        nonsense(part(self.gap_factor), "tandem.gap_factor must be above 0")?;
         nonsense(self.shares.values().all(|share| part(*share)), "tandem.shares must be above 0")?;
         nonsense((0.0..=1.0).contains(&self.reprefill_share), "tandem.reprefill_share must be from 0 to 1")
     }
@@ -222,7 +227,8 @@ impl Tandem {
         let away = program.idle_since.map_or(Duration::ZERO, |since| now.since(since));
         let even = float(resident) / self.rate.tokens_per_s(program.tokens);
         let horizon = Duration::from_secs_f64((even * self.config.patience).clamp(0.0, 86_400.0));
-        gaps.returns_within(away, horizon)
+        let believed = self.config.gap_factor;
+        gaps.returns_within(away.div_f64(believed), horizon.div_f64(believed))
     }
 
     /// Weighs a worker's idle programs again if that was long ago or they have changed.

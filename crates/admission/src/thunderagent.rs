@@ -48,6 +48,11 @@ pub struct ThunderAgentConfig {
     pub acting_weight: f64,
     /// An ACTING program's tokens count half after this long, where a forced turn's worker is chosen.
     pub acting_decay: Duration,
+    /// They count so everywhere (the article's evaluation, and a switch of its package that is off).
+    pub decayed: bool,
+    /// A program that is resumed waits for the worker that it was paused at, as a port of the package does, instead of
+    /// going where most room is.
+    pub origin_only: bool,
     /// Tokens added for each program.
     pub buffer: u64,
     /// REASONING programs count. The article's formula names ACTING ones alone, its text and all code count both.
@@ -82,6 +87,8 @@ impl Default for ThunderAgentConfig {
             tick: Duration::from_secs(5),
             acting_weight: 1.0,
             acting_decay: Duration::from_secs(1),
+            decayed: false,
+            origin_only: false,
             buffer: 100,
             count_reasoning: true,
             shared_once: false,
@@ -133,6 +140,8 @@ impl ThunderAgentConfig {
 pub(crate) struct ThunderAgent {
     config: ThunderAgentConfig,
     table: Table,
+    /// Of the event that is dealt with.
+    now: Time,
     next_tick: Option<Time>,
 }
 
@@ -159,6 +168,7 @@ impl ThunderAgent {
                 config.program_idle_ttl,
                 Rules { heads_count_once: config.thunderagent.shared_once, kin_ranks: false },
             ),
+            now: Time::ZERO,
             next_tick: None,
         }
     }
@@ -166,22 +176,22 @@ impl ThunderAgent {
     fn used(&self, worker: &Worker) -> f64 {
         let reasoning = if self.config.count_reasoning { worker.running_tokens } else { 0 };
         let programs = u64::from(worker.running) + worker.idle.len() as u64;
+        let acting =
+            if self.config.decayed { self.acting(worker, self.now) } else { float(worker.idle_tokens) };
         float(reasoning + worker.shared)
-            + float(worker.idle_tokens) * self.config.acting_weight
+            + acting * self.config.acting_weight
             + float(programs * self.config.buffer)
     }
 
-    /// The same, ACTING programs counting less the longer they are away.
-    fn decayed(&self, worker: &Worker, now: Time) -> f64 {
+    /// Tokens of ACTING programs, which count less the longer they are away.
+    fn acting(&self, worker: &Worker, now: Time) -> f64 {
         let idle = worker.idle.iter().filter_map(|slot| self.table.program(*slot).map(|p| (slot, p)));
-        let acting: f64 = idle
-            .map(|(slot, program)| {
-                let away = program.idle_since.map_or(Duration::ZERO, |since| now.since(since));
-                let lives = away.as_secs_f64() / self.config.acting_decay.as_secs_f64().max(1e-9);
-                float(self.table.idle_charge(*slot)) * (-lives).exp2()
-            })
-            .sum();
-        float(worker.running_tokens) + acting
+        idle.map(|(slot, program)| {
+            let away = program.idle_since.map_or(Duration::ZERO, |since| now.since(since));
+            let lives = away.as_secs_f64() / self.config.acting_decay.as_secs_f64().max(1e-9);
+            float(self.table.idle_charge(*slot)) * (-lives).exp2()
+        })
+        .sum()
     }
 
     fn capacity(worker: &Worker) -> Option<f64> {
@@ -327,16 +337,21 @@ impl ThunderAgent {
         let all: f64 = room.iter().map(|(left, _)| left).sum();
         let mut taken = 0.0;
         let mut chosen = self.candidates();
-        chosen.retain(|paused| {
-            let fits = taken + float(paused.need) <= all;
-            taken += if fits { float(paused.need) } else { 0.0 };
-            fits
-        });
-        chosen.sort_by_key(|p| (Reverse(p.need), p.slot));
+        // Who waits for one worker is not packed with others: smallest first.
+        if !self.config.origin_only {
+            chosen.retain(|paused| {
+                let fits = taken + float(paused.need) <= all;
+                taken += if fits { float(paused.need) } else { 0.0 };
+                fits
+            });
+            chosen.sort_by_key(|p| (Reverse(p.need), p.slot));
+        }
         for paused in chosen {
             let need = float(paused.need);
-            let Some(best) = room.iter_mut().max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))) else {
-                return;
+            let origin = self.origin(paused.slot);
+            let may = room.iter_mut().filter(|(_, id)| origin.is_none_or(|origin| origin == *id));
+            let Some(best) = may.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))) else {
+                continue;
             };
             if best.0 < need {
                 continue;
@@ -351,6 +366,12 @@ impl ThunderAgent {
         }
     }
 
+    /// The only worker that a program may be resumed at, if there is such a rule.
+    fn origin(&self, slot: Slot) -> Option<WorkerId> {
+        let home = self.table.program(slot).and_then(|program| program.home);
+        home.filter(|home| self.config.origin_only && self.table.is_ready(*home))
+    }
+
     fn force(&mut self, now: Time, out: &mut Vec<Action>) {
         let late: Vec<TurnId> = self
             .table
@@ -361,8 +382,9 @@ impl ThunderAgent {
             .map(|(id, _)| id)
             .collect();
         for id in late {
-            let load =
-                |(id, worker, capacity): (WorkerId, &Worker, f64)| (capacity - self.decayed(worker, now), id);
+            let load = |(id, worker, capacity): (WorkerId, &Worker, f64)| {
+                (capacity - float(worker.running_tokens) - self.acting(worker, now), id)
+            };
             let best = self.sized().map(load).max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
             if let Some((_, worker)) = best {
                 self.admit(now, id, Placement::Pin(worker), true, out);
@@ -456,6 +478,7 @@ impl AdmissionPolicy for ThunderAgent {
     }
 
     fn on(&mut self, now: Time, event: &Event<'_>, out: &mut Vec<Action>) {
+        self.now = now;
         self.on_time(now, out);
         match event {
             Event::WorkerReady { worker, capacity } => self.table.worker_ready(*worker, *capacity),
@@ -488,6 +511,7 @@ impl AdmissionPolicy for ThunderAgent {
     }
 
     fn on_time(&mut self, now: Time, out: &mut Vec<Action>) {
+        self.now = now;
         let Some(at) = self.next_tick.filter(|at| *at <= now) else { return };
         self.tick(now, out);
         // A clock that jumped ahead makes one tick, not many.

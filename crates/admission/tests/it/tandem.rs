@@ -105,14 +105,18 @@ fn idle_programs_give_way_when_they_are_not_expected() {
 #[test]
 fn people_are_expected_back_later_than_tools() {
     // Nothing was seen yet: priors of 6 s for tools and 120 s for people, a horizon of 100 s, and 40 s have passed.
-    for (tools, waits) in [(true, false), (false, true)] {
-        let mut world = World::new(&config(|c| c.give_way = 0.55), &[10_000]);
+    // Tools misjudged by a factor of 20 are as people, and people by a twentieth as tools.
+    for (factor, tools, waits) in
+        [(1.0, true, false), (1.0, false, true), (20.0, true, true), (0.05, false, false)]
+    {
+        let change = |c: &mut TandemConfig| (c.give_way, c.gap_factor) = (0.55, factor);
+        let mut world = World::new(&config(change), &[10_000]);
         let a = world.arrive("a", 9_000);
         world.end_as(a, Some(9_000), tools);
         world.at(0.1);
         let b = world.arrive("b", 4_000);
         // A person is less likely than not back within the horizon, tools are nearly sure to be.
-        assert_eq!(world.runs(b), waits, "tools {tools}");
+        assert_eq!(world.runs(b), waits, "tools {tools}, {factor}");
     }
 }
 

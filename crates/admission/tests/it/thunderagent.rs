@@ -102,6 +102,47 @@ fn resumed_programs_are_packed_largest_first() {
     assert_eq!(waiting.map(|turn| world.worker(turn)), [w(1), w(0), w(1)]);
 }
 
+/// 700 tokens idle for two half-lives count 175.
+#[test]
+fn what_idles_counts_less_where_a_switch_says_so() {
+    for (decayed, fits) in [(false, false), (true, true)] {
+        let mut world = World::new(&config(|c| c.decayed = decayed), &[1_000]);
+        world.acting("x", 700);
+        world.at(2.0);
+        let turn = world.arrive("a", 825);
+        assert_eq!(world.runs(turn), fits, "1,000 - 175 = 825");
+    }
+    let mut world = World::new(&config(|c| c.decayed = true), &[1_000]);
+    world.acting("x", 700);
+    world.at(2.0);
+    let turn = world.arrive("a", 826);
+    assert!(!world.runs(turn), "one token too many");
+}
+
+/// x fills worker 0 and a idles there; y leaves worker 1 half empty.
+#[test]
+fn a_program_that_is_resumed_waits_for_its_origin_where_a_switch_says_so() {
+    for (origin_only, elsewhere) in [(false, true), (true, false)] {
+        let mut world = World::new(&config(|c| c.origin_only = origin_only), &[1_000, 1_000]);
+        world.acting("a", 400);
+        world.acting("y", 450);
+        let x = world.arrive("x", 560);
+        assert_eq!(world.worker(x), w(0), "600 are left there");
+        world.at(5.0);
+        assert_eq!(world.paused, ["a"], "960 - 400");
+        let a = world.arrive("a", 400);
+        world.at(10.0);
+        assert_eq!(world.runs(a), elsewhere, "850 - 560 = 290, 850 - 450 = 400");
+        if elsewhere {
+            assert_eq!(world.worker(a), w(1));
+        } else {
+            world.end(x, 450);
+            world.at(15.0);
+            assert_eq!(world.worker(a), w(0), "850 - 450");
+        }
+    }
+}
+
 /// I-THA-1: a new program that fits whole, and one that waits and does not fit below the ceiling.
 #[test]
 fn what_fits_the_sum_but_no_worker_keeps_waiting() {
