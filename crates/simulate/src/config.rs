@@ -95,7 +95,8 @@ impl Default for SimConfig {
             warmup: Duration::ZERO,
             duration: None,
             idle_cap: None,
-            hold_max: Duration::from_secs(1_800),
+            // Longer than any policy's own time-out (1,800 s), or turns would be refused just before it acts.
+            hold_max: Duration::from_secs(1_900),
             event_delay: Duration::ZERO,
             event_loss: 0.0,
             announce_end: true,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tandem_engine_model::{EngineConfig, LinkConfig, TierConfig, TiersConfig, TimingModel};
 use tandem_scheduler::SchedulerConfig;
-use tandem_simulate::{Arrivals, PlayOrder, Report, SimConfig, SimError, run};
+use tandem_simulate::{Arrivals, PlayOrder, Report, SimConfig, SimError, run, scheduler_for};
 use tandem_workload::synth::{Kind, Synth};
 use tandem_workload::{Format, ImportOptions, Workload, import};
 
@@ -149,6 +149,22 @@ fn who_does_not_know_where_a_prompt_lies_computes_it_on_more_workers() {
     let late = with(Duration::from_secs(1_000), 0.0).expect("a report");
     assert_eq!((blind, report), late, "news after the end is none");
     assert_eq!(used(Duration::ZERO, 1.5), Err(SimError::Loss));
+}
+
+/// A takes 57,600 of 64,000 tokens for 40 minutes; B needs 12,800 and is let in at the first look after half an hour.
+#[test]
+fn a_client_waits_longer_than_a_policy_takes_to_force_its_turn_in() {
+    let text = row("A", None, "a", (0, 1_000), 2_400, &ids(1, 900))
+        + &row("B", None, "b", (10_000, 11_000), 1, &ids(2_001, 2_200));
+    let config = SimConfig {
+        engine: seconds_per_token(),
+        scheduler: scheduler_for("thunderagent").expect("a policy"),
+        ..SimConfig::default()
+    };
+    let report = simulate(&read(&text), &config);
+    assert_eq!((report.forced_admissions, report.refusals, report.completed_requests), (1, 0, 2));
+    let held = report.held_ms.max / 1e3;
+    assert!((1_800.0..1_806.0).contains(&held), "{held} s: looks are 5 s apart");
 }
 
 #[test]
