@@ -12,13 +12,15 @@ pub struct Capacity {
     pub device: u64,
     /// Device memory and the tiers below it that are the worker's own; no less than `device`.
     pub resident: u64,
+    /// The engine evicts first what it is told is not worth keeping ([`Action::Demote`]).
+    pub demotes: bool,
 }
 
 impl Capacity {
     /// Device memory alone.
     #[must_use]
     pub const fn device(tokens: u64) -> Self {
-        Self { device: tokens, resident: tokens }
+        Self { device: tokens, resident: tokens, demotes: false }
     }
 }
 
@@ -118,6 +120,8 @@ pub enum Event<'a> {
 pub enum Placement {
     /// Routing decides.
     Any,
+    /// Routing decides; until it has, the turn is charged there.
+    Free(WorkerId),
     /// There if that is possible now; else routing decides.
     Prefer(WorkerId),
     /// There, where its room is reserved; elsewhere only when that worker cannot take it.
@@ -125,11 +129,20 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// The worker named.
+    /// The worker that is charged.
     #[must_use]
     pub const fn worker(self) -> Option<WorkerId> {
         match self {
             Self::Any => None,
+            Self::Free(worker) | Self::Prefer(worker) | Self::Pin(worker) => Some(worker),
+        }
+    }
+
+    /// The worker that the turn is to go to.
+    #[must_use]
+    pub const fn kept(self) -> Option<WorkerId> {
+        match self {
+            Self::Any | Self::Free(_) => None,
             Self::Prefer(worker) | Self::Pin(worker) => Some(worker),
         }
     }
@@ -190,6 +203,16 @@ pub enum Action {
         /// Where its cache lies.
         worker: WorkerId,
         /// How much that is.
+        tokens: u64,
+    },
+    /// What a program has cached at a worker is not worth keeping: it lost its place, went elsewhere, or is over. An
+    /// engine that can evicts it before all else.
+    Demote {
+        /// Which program.
+        program: ProgramKey,
+        /// Where the cache lies.
+        worker: WorkerId,
+        /// How long its context is, in tokens.
         tokens: u64,
     },
 }

@@ -10,8 +10,10 @@
 //! - I-ATB-2 a turn is waiting, admitted, or gone; it is charged to one worker at most.
 //! - I-ATB-3 an aborted turn leaves its program as it was before it came; one that had run leaves what it computed.
 //! - Heads: what lies at a worker of the first prompt of a program that never ran there was computed by others. It is
-//!   counted once for each group (or all programs without one), at the length of the longest: different heads inside
-//!   one group are undercounted by the shorter ones.
+//!   counted once for each group and name of a head ([`PrefixMatch::head`]), at the length of the longest: heads that differ
+//!   later than their names tell are undercounted by the shorter ones.
+
+mod check;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,12 +22,15 @@ use indexmap::IndexMap;
 use tandem_types::{GroupId, PrefixMatch, ProgramKey, TenantId, Time, TurnId, WorkerId};
 
 use crate::contract::{Arrival, Capacity, End, Stats};
-use crate::kin::{Kin, Tenant};
+use crate::kin::Kin;
 
 /// Larger counts, which only a broken client reports, count as this many, so that sums stay exact.
 const TOKENS_MAX: u64 = 1 << 40;
 /// Most programs forgotten in one call.
 const EXPIRE_PER_CALL_MAX: usize = 64;
+
+/// Whose head it is and what it is called.
+type HeadKey = (Option<GroupId>, Option<u64>);
 
 /// A program's place in the table.
 pub(crate) type Slot = usize;
@@ -40,6 +45,8 @@ pub(crate) struct Program {
     pub(crate) tokens: u64,
     /// The head of it that others computed, at its home.
     pub(crate) shared: u64,
+    /// What that head is called.
+    head: Option<u64>,
     /// Turns that came.
     pub(crate) steps: u64,
     /// Turns that ran since it was let in.
@@ -82,6 +89,7 @@ pub(crate) struct Turn {
     /// Prompt tokens that lie at each worker; `None` for those of which nothing is known.
     held_at: BTreeMap<WorkerId, Option<u64>>,
     blocks_known: bool,
+    head: Option<u64>,
     charge: Option<(WorkerId, u64)>,
     /// Its program ends with it.
     last: bool,
@@ -119,10 +127,18 @@ pub(crate) struct Worker {
     pub(crate) idle_tokens: u64,
     /// Programs charged here while idle.
     pub(crate) idle: BTreeSet<Slot>,
-    /// Heads counted once: of each group, the lengths and how many programs have them.
-    heads: BTreeMap<Option<GroupId>, BTreeMap<u64, u32>>,
+    /// Heads counted once: of each group and name, the lengths and how many programs have them.
+    heads: BTreeMap<HeadKey, BTreeMap<u64, u32>>,
     /// Their sum.
     pub(crate) shared: u64,
+}
+
+/// What a program leaves behind at a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub(crate) program: ProgramKey,
+    pub(crate) worker: WorkerId,
+    pub(crate) tokens: u64,
 }
 
 /// What policies differ in.
@@ -132,6 +148,8 @@ pub(crate) struct Rules {
     pub(crate) heads_count_once: bool,
     /// Turns wait in the order of [`Kin::rank`] rather than of arrival.
     pub(crate) kin_ranks: bool,
+    /// What programs leave behind is listed in [`Table::left`].
+    pub(crate) lists_left: bool,
 }
 
 #[derive(Debug)]
@@ -150,6 +168,8 @@ pub(crate) struct Table {
     idle_ttl: Duration,
     rules: Rules,
     pub(crate) kin: Kin,
+    /// Caches that are not worth keeping, until somebody takes the list.
+    pub(crate) left: Vec<Left>,
     pub(crate) stats: Stats,
 }
 
@@ -168,6 +188,7 @@ impl Table {
             idle_ttl,
             rules,
             kin: Kin::default(),
+            left: Vec::new(),
             stats: Stats::default(),
         }
     }
@@ -265,6 +286,7 @@ impl Table {
             dispatched: None,
             held_at: lies_at(arrival.prefix),
             blocks_known: arrival.prefix.block_size > 0,
+            head: arrival.prefix.head,
             charge: None,
             last: arrival.last,
             before: Before::default(),
@@ -346,6 +368,7 @@ impl Table {
     }
 
     fn remove(&mut self, slot: Slot) {
+        self.leave_behind(slot);
         self.leave_home(slot);
         let Some(program) = self.programs.get_mut(slot).and_then(Option::take) else { return };
         self.idle.remove(&(program.idle_since.unwrap_or_default(), slot));
@@ -402,9 +425,20 @@ impl Table {
         program.running += 1;
         self.stats.resumed += u64::from(resumed);
         self.stats.moved += u64::from(moved);
+        if moved {
+            self.leave_behind(slot);
+        }
         if let Some(worker) = worker {
             self.charge(id, worker);
         }
+    }
+
+    /// Lists what a program has at its home as not worth keeping.
+    fn leave_behind(&mut self, slot: Slot) {
+        let Some(program) = self.program(slot).filter(|p| p.ran && self.rules.lists_left) else { return };
+        let (Some(key), Some(home)) = (program.key.clone(), program.home) else { return };
+        let left = Left { program: key, worker: home, tokens: program.tokens };
+        self.left.push(left);
     }
 
     /// A turn goes to a worker: what it takes is taken there.
@@ -422,17 +456,17 @@ impl Table {
 
     fn charge(&mut self, id: TurnId, worker: WorkerId) {
         let Some(turn) = self.turns.get(&id) else { return };
-        let (slot, head) = (turn.slot, self.head(turn, worker));
+        let (slot, head, name) = (turn.slot, self.head(turn, worker), turn.head);
         let tokens = turn.prompt.saturating_add(turn.generated).saturating_sub(head).min(TOKENS_MAX);
         if self.program(slot).is_some_and(|program| program.home != Some(worker)) {
             self.leave_home(slot);
             if let Some(program) = self.program_mut(slot) {
-                (program.home, program.shared) = (Some(worker), head);
+                (program.home, program.shared, program.head) = (Some(worker), head, name);
             }
         } else {
             self.count_head(slot, false);
             if let Some(program) = self.program_mut(slot) {
-                program.shared = head;
+                (program.shared, program.head) = (head, name);
             }
         }
         self.count_head(slot, true);
@@ -471,9 +505,10 @@ impl Table {
     /// Counts a program's head at its home, or does so no more.
     fn count_head(&mut self, slot: Slot, present: bool) {
         let Some(program) = self.program(slot) else { return };
-        let (Some(home), head, group) = (program.home, program.shared, program.group.clone()) else { return };
+        let (Some(home), head) = (program.home, program.shared) else { return };
+        let key = (program.group.clone(), program.head);
         let Some(worker) = self.workers.get_mut(&home).filter(|_| head > 0) else { return };
-        let heads = worker.heads.entry(group.clone()).or_default();
+        let heads = worker.heads.entry(key.clone()).or_default();
         let longest = |heads: &BTreeMap<u64, u32>| heads.last_key_value().map_or(0, |(head, _)| *head);
         let before = longest(heads);
         if present {
@@ -486,7 +521,7 @@ impl Table {
         }
         worker.shared = worker.shared - before + longest(heads);
         if heads.is_empty() {
-            worker.heads.remove(&group);
+            worker.heads.remove(&key);
         }
     }
 
@@ -650,6 +685,8 @@ impl Table {
         self.discharge_idle(slot);
         let program = self.program_mut(slot).filter(|program| program.active)?;
         (program.active, program.marked) = (false, false);
+        self.leave_behind(slot);
+        let program = self.program_mut(slot)?;
         let paused = (program.key.clone(), program.home, program.tokens);
         self.stats.paused += 1;
         self.list_paused(slot);
@@ -685,79 +722,6 @@ impl Table {
             }
             self.stats.expired += 1;
             self.remove(slot);
-        }
-    }
-
-    /// Counts everything again.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let mut found: BTreeMap<WorkerId, (u64, u32, u64, BTreeSet<Slot>)> = BTreeMap::new();
-        for (id, turn) in &self.turns {
-            let program = self.program(turn.slot).ok_or(format!("{id} belongs to nobody"))?;
-            if !program.live.contains(id) || turn.waiting != self.waiting.contains(&(turn.rank, *id)) {
-                return Err(format!("{id} is lost"));
-            }
-            if let Some((worker, tokens)) = turn.charge {
-                let sums = found.entry(worker).or_default();
-                (sums.0, sums.1) = (sums.0 + tokens, sums.1 + 1);
-            }
-        }
-        for (slot, program) in self.programs() {
-            if program.live.iter().any(|id| self.turns.get(id).is_none_or(|turn| turn.slot != slot)) {
-                return Err(format!("program {slot} has turns that are gone"));
-            }
-            if program.is_idle() != program.idle_since.is_some_and(|since| self.idle.contains(&(since, slot)))
-            {
-                return Err(format!("program {slot} is idle and not listed, or the other way round"));
-            }
-            if let Some((worker, tokens)) = program.charge {
-                let sums = found.entry(worker).or_default();
-                sums.2 += tokens;
-                sums.3.insert(slot);
-            }
-        }
-        let paused = |(slot, p): (Slot, &Program)| (p.is_idle() && !p.active) == self.paused.contains(&slot);
-        if !self.programs().all(paused) {
-            return Err("a paused program is not listed, or another one is".to_owned());
-        }
-        let listed = (self.waiting.len() <= self.turns.len(), self.idle.len() <= self.programs.len());
-        if listed != (true, true) || self.by_key.len() > self.programs_max {
-            return Err("more is listed than there is".to_owned());
-        }
-        self.check_kin()?;
-        for (id, worker) in &self.workers {
-            let counted = (worker.running_tokens, worker.running, worker.idle_tokens, worker.idle.clone());
-            let sums = found.remove(id).unwrap_or_default();
-            if counted != sums {
-                return Err(format!("{id} is charged {counted:?}, has {sums:?}"));
-            }
-            let heads: u64 =
-                worker.heads.values().filter_map(|h| h.last_key_value()).map(|(head, _)| *head).sum();
-            if heads != worker.shared {
-                return Err(format!("{id} counts heads of {}, has {heads}", worker.shared));
-            }
-        }
-        if found.is_empty() { Ok(()) } else { Err(format!("charges at unknown workers: {found:?}")) }
-    }
-}
-
-impl Table {
-    fn check_kin(&self) -> Result<(), String> {
-        let mut found: BTreeMap<TenantId, Tenant> = BTreeMap::new();
-        for (_, program) in self.programs() {
-            let entry = found.entry(program.tenant.clone()).or_default();
-            entry.programs += 1;
-            entry.charged += program.charge.map_or(0, |(_, tokens)| tokens);
-            for (id, turn) in program.live.iter().filter_map(|id| Some((*id, self.turns.get(id)?))) {
-                entry.charged += turn.charge.map_or(0, |(_, tokens)| tokens);
-                if turn.waiting {
-                    entry.waiting.insert((turn.rank, id));
-                }
-            }
-        }
-        if found == self.kin.tenants {
-            Ok(())
-        } else {
-            Err(format!("tenants have {found:?}, and {:?} is counted", self.kin.tenants))
         }
     }
 }

@@ -11,7 +11,7 @@
 //!   other turn waits for room below [`TandemConfig::admit`]; idle programs that are less likely to return than not give
 //!   way to it.
 //! - Placement: home while its cache lies there and it fits; else where most room is left, a prompt's missing tokens
-//!   counting as room taken. A program whose cache lies at a home that is full waits for it as long as computing
+//!   counting as room taken. While there is room to spare routing decides ([`Placement::Free`]). A program whose cache lies at a home that is full waits for it as long as computing
 //!   everything elsewhere would take, then moves: never more than twice the cost of knowing the future.
 //! - Order ([`crate::kin`]): of arrival, by groups and families, tenants in proportion to their shares; but a turn that
 //!   fits passes one that does not. A turn that is overdue keeps room for itself at the worker that has most, and takes it
@@ -23,6 +23,8 @@
 //! - I-TAN-2 while nothing is short of room, every turn is admitted at once.
 //! - I-TAN-3 no program of a group is let in for the first time while one of a group that began before it waits for that.
 //! - I-TAN-4 a program whose subagent's turn is held counts nothing: it cannot return before it.
+//! - Caches of programs that were paused, went elsewhere or are over are named ([`Action::Demote`]), so that an engine that
+//!   can evicts them before those of programs with a place, which its own order would take first.
 //! - Where tiers below the device hold KV there are two budgets: what stays counts against all tiers, what runs against
 //!   the device.
 //! - Deliberately absent: what is at each worker block by block; matches come with turns. Names of tools: policies are
@@ -30,93 +32,25 @@
 //! - Sources: the break-even rule is the ski-rental one; published gates and what they lack are in the documentation of
 //!   the policies.
 
+mod config;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tandem_types::{GroupId, TenantId, Time, TurnId, WorkerId};
 
-use crate::contract::{Action, Arrival, End, Event, Grant, HoldReason, Placement, Stats};
+use crate::contract::{Action, Arrival, Capacity, End, Event, Grant, HoldReason, Placement, Stats};
 use crate::gap::GapModel;
 use crate::rate::PrefillRate;
-use crate::table::{Program, Rules, Slot, Table, Turn, Worker};
-use crate::{AdmissionConfig, AdmissionError, AdmissionPolicy};
+use crate::table::{Left, Program, Rules, Slot, Table, Turn, Worker};
+use crate::{AdmissionConfig, AdmissionPolicy};
 
-/// Settings of `tandem`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TandemConfig {
-    /// Turns are admitted up to this part of what a worker holds. The rest is for growth that was not foreseen.
-    pub admit: f64,
-    /// Above this part idle programs lose their places.
-    pub pause: f64,
-    /// Down to this part.
-    pub pause_to: f64,
-    /// An idle program gives way to a waiting turn when it is less likely than this to return within the horizon.
-    pub give_way: f64,
-    /// Idle programs are kept for so many times the break-even horizon.
-    pub patience: f64,
-    /// Programs are believed to stay away so many times as long as they are seen to: 1 but to try what a wrong belief
-    /// costs.
-    pub gap_factor: f64,
-    /// Running turns may fill this part of device memory where tiers below it hold what idles.
-    pub running_max: f64,
-    /// Prefill rate in tokens a second until turns have told.
-    pub prefill_tokens_per_s: f64,
-    /// A turn held this long takes room from others.
-    pub overdue: Duration,
-    /// Part of workers' time that may go into computing again what overdue turns made others lose.
-    pub reprefill_share: f64,
-    /// Turns that a program runs before an overdue one may take its place.
-    pub turns_at_least: u64,
-    /// Shares of tenants, by id; 1 for those that are not named.
-    pub shares: BTreeMap<String, f64>,
-}
+pub use config::TandemConfig;
 
-impl Default for TandemConfig {
-    fn default() -> Self {
-        Self {
-            admit: 0.9,
-            pause: 0.95,
-            pause_to: 0.93,
-            give_way: 0.5,
-            patience: 1.5,
-            gap_factor: 1.0,
-            running_max: 0.9,
-            prefill_tokens_per_s: 20_000.0,
-            overdue: Duration::from_secs(30),
-            reprefill_share: 0.01,
-            turns_at_least: 4,
-            shares: BTreeMap::new(),
-        }
-    }
-}
-
-impl TandemConfig {
-    pub(crate) fn check(&self) -> Result<(), AdmissionError> {
-        let nonsense = |holds: bool, text| if holds { Ok(()) } else { Err(AdmissionError::Nonsense(text)) };
-        let part = |value: f64| value.is_finite() && value > 0.0;
-        nonsense(
-            part(self.admit) && self.admit <= self.pause,
-            "tandem.admit must be above 0, not above pause",
-        )?;
-        nonsense(
-            part(self.pause_to) && self.pause_to <= self.pause,
-            "tandem.pause_to must not be above pause",
-        )?;
-        nonsense(
-            self.pause.is_finite() && part(self.running_max),
-            "tandem.pause and running_max must be numbers",
-        )?;
-        nonsense((0.0..=1.0).contains(&self.give_way), "tandem.give_way must be from 0 to 1")?;
-        nonsense(part(self.prefill_tokens_per_s), "tandem.prefill_tokens_per_s must be above 0")?;
-        nonsense(part(self.patience), "tandem.patience must be above 0")?;
-        nonsense(part(self.gap_factor), "tandem.gap_factor must be above 0")?;
-        nonsense(self.shares.values().all(|share| part(*share)), "tandem.shares must be above 0")?;
-        nonsense((0.0..=1.0).contains(&self.reprefill_share), "tandem.reprefill_share must be from 0 to 1")
-    }
-}
-
+/// While a turn fills its home, or a newcomer any worker, to no more than this, where it goes is not a question of memory,
+/// and routing decides: below three quarters of the pools no gate gains anything (independent hardware campaign,
+/// zetxqx's thunderagent-original-verification).
+const ROOMY: f64 = 0.75;
 /// Between two looks while turns wait.
 const LOOK: Duration = Duration::from_secs(1);
 /// Probabilities of return are this old at most.
@@ -204,7 +138,7 @@ impl Tandem {
             table: Table::new(
                 config.programs_max,
                 config.program_idle_ttl,
-                Rules { heads_count_once: true, kin_ranks: true },
+                Rules { heads_count_once: true, kin_ranks: true, lists_left: true },
             ),
             gaps: gaps.collect(),
             rate: PrefillRate::new(config.tandem.prefill_tokens_per_s),
@@ -270,6 +204,12 @@ impl Tandem {
         self.table.worker(id).map_or(0.0, |worker| self.running(worker)) + idle
     }
 
+    /// Up to how many tokens a worker is filled.
+    fn admits(&self, capacity: Capacity) -> f64 {
+        let part = if capacity.demotes { self.config.admit_demoting } else { self.config.admit };
+        float(capacity.resident) * part
+    }
+
     /// What running turns may take of a worker.
     fn running_max(&self, worker: &Worker) -> f64 {
         worker.capacity.map_or(f64::INFINITY, |capacity| {
@@ -300,19 +240,26 @@ impl Tandem {
         let lies = |at: WorkerId| self.table.lies(&turn, at);
         let at_home = home.filter(|home| lies(*home).is_none_or(|tokens| tokens * 2 >= context));
         if let Some(home) = at_home.filter(|_| active) {
+            let need = self.need(&turn, home);
+            let used = self.used(now, home);
             let worker = self.table.worker(home).cloned().unwrap_or_default();
-            return if self.may_run(&worker, self.need(&turn, home)) {
-                Ok(Fit::free(Placement::Pin(home)))
-            } else {
-                Err(HoldReason::NoRoom)
-            };
+            if !self.may_run(&worker, need) {
+                return Err(HoldReason::NoRoom);
+            }
+            let roomy = worker.capacity.is_none_or(|c| used + need <= float(c.resident) * ROOMY);
+            return Ok(Fit::free(if roomy { Placement::Free(home) } else { Placement::Pin(home) }));
         }
         let mut best: Option<(f64, u64, Fit)> = None;
+        let mut roomy = reserved.is_none() && at_home.is_none();
         for at in ready.into_iter().filter(|at| Some(*at) != reserved) {
-            let Some((score, fit)) = self.fit(now, &turn, at) else { continue };
+            let Some((score, fit)) = self.fit(now, &turn, at) else {
+                roomy = false;
+                continue;
+            };
             if Some(at) == at_home {
                 return Ok(fit);
             }
+            roomy &= score <= ROOMY;
             if best.as_ref().is_none_or(|(least, _, _)| score < *least) {
                 let missing = turn.prompt.saturating_sub(self.table.lies(&turn, at).unwrap_or(0));
                 best = Some((score, missing, fit));
@@ -320,6 +267,9 @@ impl Tandem {
         }
         let held = if ran { HoldReason::Paused } else { HoldReason::NoRoom };
         let (_, missing, fit) = best.ok_or(held)?;
+        if let Some(charged) = fit.placement.worker().filter(|_| roomy) {
+            return Ok(Fit::free(Placement::Free(charged)));
+        }
         // Waiting for home pays no longer than computing everything elsewhere takes.
         let spared = at_home.map_or(0, |home| self.table.lies(&turn, home).unwrap_or(context).min(missing));
         if spared > 0 && now.since(turn.arrived).as_secs_f64() < self.rate.seconds(spared) {
@@ -340,7 +290,8 @@ impl Tandem {
         };
         let resident = float(capacity.resident);
         let score = (used + need + missing) / resident;
-        let lacks = used + need - resident * self.config.admit;
+        let admitted = self.admits(capacity);
+        let lacks = used + need - admitted;
         if !self.may_run(worker, need) {
             return None;
         }
@@ -348,7 +299,7 @@ impl Tandem {
             return Some((score, Fit::free(Placement::Pin(at))));
         }
         let list = &self.idle.get(&at)?.list;
-        let alone = worker.running == 0 && need > resident * self.config.admit;
+        let alone = worker.running == 0 && need > admitted;
         let bound = if alone { f64::INFINITY } else { self.config.give_way };
         let victims =
             enough(list.iter().filter(|(weight, _, _)| *weight < bound), if alone { used } else { lacks });
@@ -518,7 +469,7 @@ impl Tandem {
         let room = |at: WorkerId, policy: &mut Self| {
             let used = policy.used(now, at);
             let capacity = policy.table.worker(at)?.capacity?;
-            Some((float(capacity.resident) * policy.config.admit - used, at))
+            Some((policy.admits(capacity) - used, at))
         };
         let all: Vec<(f64, WorkerId)> = self.ready().into_iter().filter_map(|at| room(at, self)).collect();
         all.into_iter().max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map(|(_, at)| at)
@@ -543,7 +494,7 @@ impl Tandem {
             if !self.may_run(worker, need) {
                 continue;
             }
-            let lacks = used + need - float(capacity.resident) * self.config.admit;
+            let lacks = used + need - self.admits(capacity);
             let mut list = self.idle.get(&at).map(|idle| idle.list.clone()).unwrap_or_default();
             let had =
                 |slot: Slot| self.table.program(slot).is_some_and(|p| p.served >= self.config.turns_at_least);
@@ -650,6 +601,55 @@ impl Tandem {
         }
         self.idle.clear();
     }
+
+    fn take_in(&mut self, now: Time, event: &Event<'_>, out: &mut Vec<Action>) {
+        match event {
+            Event::WorkerReady { worker, capacity } => self.table.worker_ready(*worker, *capacity),
+            Event::WorkerLost { worker } => {
+                self.table.worker_lost(*worker);
+                self.touched(Some(*worker));
+            }
+            Event::Arrived(arrival) => return self.arrived(now, arrival, out),
+            Event::Dispatched { turn, worker } => {
+                let before = self.table.turn(*turn).and_then(Turn::at);
+                self.table.dispatched(now, *turn, *worker);
+                if before != Some(*worker) {
+                    self.touched(before);
+                    self.touched(Some(*worker));
+                    self.relieve(now, *worker, out);
+                }
+                return;
+            }
+            Event::Undispatched { turn } => self.table.undispatched(*turn),
+            Event::FirstToken { turn } => return self.first_token(now, *turn),
+            Event::Progress { turn, generated } => {
+                self.table.progress(*turn, *generated);
+                if let Some(worker) = self.table.turn(*turn).and_then(Turn::at) {
+                    self.relieve(now, worker, out);
+                }
+                return;
+            }
+            Event::Ended { turn, end } => self.ended(now, *turn, end, out),
+            Event::Aborted { turn } => {
+                let home = self.table.turn(*turn).and_then(|turn| self.table.program(turn.slot)?.home);
+                let idle = self.table.abort(now, *turn);
+                let back = idle.and_then(|slot| self.table.program(slot)?.home);
+                self.touched(back);
+                self.left(idle, home, out);
+            }
+            Event::SessionEnd { program } => {
+                self.table.session_end(program);
+                self.idle.clear();
+            }
+        }
+        self.pump(now, out);
+    }
+
+    /// Passes on which caches are not worth keeping.
+    fn tell_left(&mut self, out: &mut Vec<Action>) {
+        let left = self.table.left.drain(..);
+        out.extend(left.map(|Left { program, worker, tokens }| Action::Demote { program, worker, tokens }));
+    }
 }
 
 fn kind(table: &Table, program: &Program) -> Kind {
@@ -694,46 +694,8 @@ impl AdmissionPolicy for Tandem {
 
     fn on(&mut self, now: Time, event: &Event<'_>, out: &mut Vec<Action>) {
         self.on_time(now, out);
-        match event {
-            Event::WorkerReady { worker, capacity } => self.table.worker_ready(*worker, *capacity),
-            Event::WorkerLost { worker } => {
-                self.table.worker_lost(*worker);
-                self.touched(Some(*worker));
-            }
-            Event::Arrived(arrival) => return self.arrived(now, arrival, out),
-            Event::Dispatched { turn, worker } => {
-                let before = self.table.turn(*turn).and_then(Turn::at);
-                self.table.dispatched(now, *turn, *worker);
-                if before != Some(*worker) {
-                    self.touched(before);
-                    self.touched(Some(*worker));
-                    self.relieve(now, *worker, out);
-                }
-                return;
-            }
-            Event::Undispatched { turn } => self.table.undispatched(*turn),
-            Event::FirstToken { turn } => return self.first_token(now, *turn),
-            Event::Progress { turn, generated } => {
-                self.table.progress(*turn, *generated);
-                if let Some(worker) = self.table.turn(*turn).and_then(Turn::at) {
-                    self.relieve(now, worker, out);
-                }
-                return;
-            }
-            Event::Ended { turn, end } => self.ended(now, *turn, end, out),
-            Event::Aborted { turn } => {
-                let home = self.table.turn(*turn).and_then(|turn| self.table.program(turn.slot)?.home);
-                let idle = self.table.abort(now, *turn);
-                let back = idle.and_then(|slot| self.table.program(slot)?.home);
-                self.touched(back);
-                self.left(idle, home, out);
-            }
-            Event::SessionEnd { program } => {
-                self.table.session_end(program);
-                self.idle.clear();
-            }
-        }
-        self.pump(now, out);
+        self.take_in(now, event, out);
+        self.tell_left(out);
     }
 
     fn next_deadline(&self) -> Option<Time> {
@@ -747,6 +709,7 @@ impl AdmissionPolicy for Tandem {
         if self.next_look.is_some_and(|at| at <= now) {
             self.pump(now, out);
         }
+        self.tell_left(out);
     }
 
     fn stats(&self) -> Stats {

@@ -9,6 +9,7 @@ use anyhow::{Context as _, anyhow};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tandem_engine_model::{EngineConfig, Flavor, LinkConfig, Profile, TierConfig, TiersConfig};
+use tandem_scheduler::AdmissionConfig;
 use tandem_simulate::{Arrivals, PlayOrder, Report, SimConfig, scheduler_for};
 use tandem_workload::synth::Synth;
 use tandem_workload::{ImportOptions, Workload, import, sniff};
@@ -186,7 +187,12 @@ fn engine(args: &SimulateArgs, point: &Point) -> Result<EngineConfig, Failure> {
 
 fn config(args: &SimulateArgs, point: &Point) -> Result<SimConfig, Failure> {
     let policy = if point.policy == "unlimited" { "kv" } else { &point.policy };
-    let scheduler = scheduler_for(policy).map_err(|error| Failure::Usage(anyhow!(error)))?;
+    let mut scheduler = scheduler_for(policy).map_err(|error| Failure::Usage(anyhow!(error)))?;
+    for setting in &args.set {
+        set(&mut scheduler.admission, setting)
+            .with_context(|| format!("--set {setting}"))
+            .map_err(Failure::Usage)?;
+    }
     Ok(SimConfig {
         engine: engine(args, point)?,
         workers: point.workers,
@@ -206,10 +212,27 @@ fn config(args: &SimulateArgs, point: &Point) -> Result<SimConfig, Failure> {
         warmup: seconds("--warmup", args.warmup)?,
         duration: args.duration.map(|value| seconds("--duration", value)).transpose()?,
         idle_cap: args.idle_cap.map(|value| seconds("--idle-cap", value)).transpose()?,
+        announce_end: !args.silent_ends,
+        demote: args.fleet.demote,
         slo_ttft: seconds("--slo", args.slo)?,
         belady: args.belady,
         ..SimConfig::default()
     })
+}
+
+/// Changes one setting of admission: `tandem.admit=0.95`; durations in seconds.
+fn set(admission: &mut AdmissionConfig, setting: &str) -> anyhow::Result<()> {
+    let (key, value) = setting.split_once('=').context("KEY=VALUE is expected")?;
+    let mut value: serde_json::Value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    let mut all = serde_json::to_value(&*admission)?;
+    let path = format!("/{}", key.replace('.', "/"));
+    let place = all.pointer_mut(&path).context("there is no such setting")?;
+    if let (Some(_), Some(seconds)) = (place.get("nanos"), value.as_f64()) {
+        value = serde_json::to_value(Duration::try_from_secs_f64(seconds)?)?;
+    }
+    *place = value;
+    *admission = serde_json::from_value(all)?;
+    Ok(())
 }
 
 /// What a thread has to tell.
@@ -284,4 +307,22 @@ fn simulate(
         failed.map_or(Ok(()), Err)
     })?;
     Ok(reports.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_admission_are_named_by_their_path() {
+        let mut admission = AdmissionConfig::default();
+        set(&mut admission, "tandem.admit=0.8").expect("a number");
+        set(&mut admission, "tandem.overdue=45.5").expect("seconds");
+        set(&mut admission, "thunderagent.mark_all=true").expect("a switch");
+        assert!((admission.tandem.admit - 0.8).abs() < 1e-9 && admission.thunderagent.mark_all);
+        assert_eq!(admission.tandem.overdue, Duration::from_millis(45_500));
+        for wrong in ["tandem.admit", "tandem.nothing=1", "tandem.admit=much"] {
+            assert!(set(&mut admission, wrong).is_err(), "{wrong}");
+        }
+    }
 }

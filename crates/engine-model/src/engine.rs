@@ -320,6 +320,19 @@ impl EngineModel {
         self.pool.cached_prefix(&chain, ((tokens - 1) / block_size) as usize) as u32 * block_size
     }
 
+    /// What is cached of this request's prompt and answer is evicted before all else, as far as nobody uses it and nothing
+    /// else goes on from it. Returns the number of blocks. Released engines have no such order; it stands for those that
+    /// will.
+    pub fn demote(&mut self, request: &Request) -> u32 {
+        if !self.config.prefix_caching {
+            return 0;
+        }
+        let Request { prompt, output, namespace, .. } = request;
+        let (block_size, tokens) = (self.config.block_size, prompt.len().saturating_add(output.len()));
+        let chain = Chain::new(prompt, output, namespace, block_size, tokens);
+        self.pool.demote(&chain)
+    }
+
     /// Forgets all cached blocks, in vLLM's way those of the device only. Returns `false`, and changes nothing, while requests hold blocks.
     /// The event goes out with the next pass (as vLLM does it), or at once through
     /// [`take_events`](Self::take_events) (as SGLang does).
@@ -409,7 +422,8 @@ impl EngineModel {
                         }
                         self.tiers.describe(key, || events::text(flavor, seq, block_size, at));
                     }
-                    self.pool.publish(block, key);
+                    let parent = at.checked_sub(1).and_then(|before| seq.blocks.get(before).copied());
+                    self.pool.publish(block, parent, key);
                 }
                 Some(known) => {
                     seq.blocks[at] = known;

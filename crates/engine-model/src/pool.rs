@@ -45,6 +45,8 @@ struct Block {
     cached: bool,
     /// Whether the key has, or had, other copies: these are then in `Pool::copies`.
     copied: bool,
+    /// Whether several blocks went on behind it while it was cached.
+    forked: bool,
 }
 
 /// The copies of one key, by age.
@@ -185,6 +187,7 @@ impl Pool {
             child: NONE,
             cached: false,
             copied: false,
+            forked: false,
         });
         self.free -= 1;
         unused
@@ -208,12 +211,16 @@ impl Pool {
         }
     }
 
-    /// Makes a held block findable under `key`, beside other copies of it.
-    pub(crate) fn publish(&mut self, block: BlockIx, key: u64) {
+    /// Makes a held block findable under `key`, beside other copies of it. `parent` is the block before it in its
+    /// prompt; the first one has none.
+    pub(crate) fn publish(&mut self, block: BlockIx, parent: Option<BlockIx>, key: u64) {
+        if let Some(parent) = parent {
+            self.goes_on(parent, block);
+        }
         let entry = self.block_mut(block);
         entry.key = key;
         entry.cached = true;
-        entry.copied = false;
+        (entry.copied, entry.forked, entry.child) = (false, false, NONE);
         let other = *self.index.entry(key).or_insert(block);
         if other != block {
             if !self.block(other).copied {
@@ -246,6 +253,39 @@ impl Pool {
         true
     }
 
+    /// Blocks of a chain that nobody holds, and that nothing but this chain goes on from, are evicted next: from its end
+    /// back to the first block that is not so. Returns how many.
+    pub(crate) fn demote(&mut self, chain: &Chain) -> u32 {
+        let cached = self.cached_prefix(chain, chain.len());
+        let (mut blocks, mut next) = (Vec::new(), NONE);
+        for i in (0..cached).rev() {
+            let Some(at) = self.find(chain.get(i)) else { break };
+            let Block { refs, copied, forked, child, .. } = *self.block(at);
+            let others = child != next && self.blocks.get(child as usize).is_some_and(|child| child.cached);
+            if refs > 0 || copied || forked || others {
+                break;
+            }
+            blocks.push(at);
+            next = at;
+        }
+        for block in blocks.iter().rev() {
+            self.dequeue(*block);
+            self.enqueue_first(*block);
+        }
+        // Fewer than `total`, a u32.
+        blocks.len() as u32
+    }
+
+    /// Notes that `child` goes on behind a block. Two copies of one content are two that go on: when one is evicted the
+    /// other is still there.
+    fn goes_on(&mut self, parent: BlockIx, child: BlockIx) {
+        let known = self.block(parent).child;
+        let another = known != child && self.blocks.get(known as usize).is_some_and(|known| known.cached);
+        let entry = self.block_mut(parent);
+        entry.child = child;
+        entry.forked |= another;
+    }
+
     fn find(&self, key: Option<u64>) -> Option<BlockIx> {
         let key = key?;
         let block = *self.index.get(&key)?;
@@ -263,8 +303,8 @@ impl Pool {
             return Some(guess);
         }
         let found = self.find(key)?;
-        if let Some(parent) = self.blocks.get_mut(parent as usize) {
-            parent.child = found;
+        if parent != NONE {
+            self.goes_on(parent, found);
         }
         Some(found)
     }
@@ -472,7 +512,7 @@ mod tests {
         /// both closures true.
         #[test]
         fn lookups_are_those_of_a_scan(
-            acts in prop::collection::vec((0_u64..12, 1_usize..9, 0_u8..3), 1..80),
+            acts in prop::collection::vec((0_u64..12, 1_usize..9, 0_u8..4), 1..80),
             total in 6_u32..24,
             uncached_first in any::<bool>(),
         ) {
@@ -504,9 +544,13 @@ mod tests {
                         if let (Some(key), Some(block)) =
                             (user.chain.get(user.published), user.blocks.get(user.published))
                         {
-                            pool.publish(*block, key);
+                            let parent = user.published.checked_sub(1).and_then(|at| user.blocks.get(at).copied());
+                            pool.publish(*block, parent, key);
                             user.published += 1;
                         }
+                    }
+                    2 => {
+                        pool.demote(&chain(text, length));
                     }
                     _ if !users.is_empty() => {
                         let user = users.swap_remove(length % users.len());
@@ -527,13 +571,44 @@ mod tests {
             let mut blocks = Vec::new();
             assert!(!pool.take(4, &mut blocks, |_| ()));
             assert!(pool.take(3, &mut blocks, |_| ()));
-            pool.publish(blocks[0], 1);
-            pool.publish(blocks[1], 2);
+            pool.publish(blocks[0], None, 1);
+            pool.publish(blocks[1], Some(blocks[0]), 2);
             blocks[..2].iter().rev().for_each(|block| pool.release(*block));
             pool.release(blocks[2]);
             let mut evicted = Vec::new();
             assert!(pool.take(2, &mut Vec::new(), |key| evicted.push(key)));
             assert_eq!(evicted, expected);
         }
+    }
+
+    /// A run of blocks as a request leaves them behind: published, then given up tail first.
+    fn leave(pool: &mut Pool, keys: &[u64]) {
+        let chain = Chain::Hashed(keys.to_vec());
+        let mut blocks = Vec::new();
+        let cached = pool.hold_prefix(&chain, keys.len(), &mut blocks);
+        assert!(pool.take((keys.len() - cached) as u32, &mut blocks, |_| ()));
+        for at in cached..keys.len() {
+            pool.publish(blocks[at], at.checked_sub(1).map(|before| blocks[before]), keys[at]);
+        }
+        blocks.into_iter().rev().for_each(|block| pool.release(block));
+    }
+
+    /// What only the demoted request used goes first, tail first; a head from which another request went on, and what is
+    /// held, stay where they are.
+    #[test]
+    fn demoted_blocks_are_evicted_first_and_only_those_of_one_request() {
+        let mut pool = Pool::new(8, false);
+        leave(&mut pool, &[1, 2, 10]);
+        leave(&mut pool, &[1, 2, 20, 21]);
+        leave(&mut pool, &[7, 8]);
+        let newest = Chain::Hashed(vec![1, 2, 20, 21]);
+        assert_eq!(pool.demote(&newest), 2);
+        let mut evicted = Vec::new();
+        let mut taken = Vec::new();
+        assert!(pool.take(4, &mut taken, |key| evicted.push(key)));
+        assert_eq!(evicted, [21, 20, 10], "behind the one that is empty");
+        let mut held = Vec::new();
+        assert_eq!(pool.hold_prefix(&Chain::Hashed(vec![7, 8]), 2, &mut held), 2);
+        assert_eq!(pool.demote(&Chain::Hashed(vec![7, 8])), 0, "held");
     }
 }

@@ -307,6 +307,9 @@ impl Task {
             Effect::Paused { program, worker, tokens } => {
                 tracing::debug!(session = %program.session, %worker, tokens, "program paused by admission");
             }
+            Effect::Demote { program, worker, tokens } => {
+                tracing::debug!(session = %program.session, %worker, tokens, "cache not worth keeping");
+            }
             Effect::Record(decision) => {
                 let decision = Arc::new(decision);
                 self.parts.metrics.inc(Family::Routing, &[("reason", &decision.reason)]);

@@ -65,6 +65,7 @@ impl<'a> Finding<'a> {
         let mut found = PrefixMatch {
             block_size: self.chain.unit(),
             blocks: self.blocks(self.chain.tokens() as u64),
+            head: self.chain.head(),
             blind: view.blind.clone(),
             version,
             ..PrefixMatch::unknown()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tandem_kvindex::chain;
 use tandem_kvindex::pool::PageHash;
 use tandem_kvwire::hash::block::{self, Media, Shape};
-use tandem_types::{BlockHash, EngineKind, ExtraKey};
+use tandem_types::{BlockHash, EngineKind, ExtraKey, HEAD_TOKENS};
 
 use crate::pages::Mark;
 use crate::view::View;
@@ -123,6 +123,14 @@ impl PromptChain {
         };
         let parts = self.inner.parts.iter().map(part).collect();
         Self { inner: Arc::new(Inner { tokens: None, parts, pages: Vec::new() }) }
+    }
+
+    /// Names the first [`HEAD_TOKENS`] tokens ([`tandem_types::PrefixMatch::head`]).
+    #[must_use]
+    pub fn head(&self) -> Option<u64> {
+        let part = self.inner.parts.first()?;
+        let last = (HEAD_TOKENS / part.shape.block_size.max(1)).checked_sub(1)?;
+        part.hashes.get(last as usize).copied()
     }
 
     /// The block sizes for which this has hashes.

@@ -308,6 +308,16 @@ pub enum Effect {
         /// How much that is, in tokens.
         tokens: u64,
     },
+    /// What a program has cached at a worker is not worth keeping: it was paused, went elsewhere, or is over. An engine
+    /// that can evicts it before all else.
+    Demote {
+        /// Which program.
+        program: ProgramKey,
+        /// Where the cache lies.
+        worker: WorkerId,
+        /// How long its context is, in tokens.
+        tokens: u64,
+    },
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]

@@ -72,7 +72,15 @@ impl Pass {
         }
     }
 
-    /// The worker that the policy named.
+    /// The worker where the policy keeps room for the turn.
+    pub(crate) const fn kept(self) -> Option<WorkerId> {
+        match self {
+            Self::Admitted { grant, .. } => grant.placement.kept(),
+            Self::Free | Self::Unasked | Self::Stopped | Self::Shut { .. } => None,
+        }
+    }
+
+    /// The worker that the policy charges for the turn until it runs.
     pub(crate) const fn named(self) -> Option<WorkerId> {
         match self {
             Self::Admitted { grant, .. } => grant.placement.worker(),
@@ -99,6 +107,7 @@ impl Member {
             capacity: device.map(|device| Capacity {
                 device,
                 resident: info.kv_resident_tokens.map_or(device, |resident| resident.max(device)),
+                demotes: info.demotes,
             }),
         }
     }

@@ -105,6 +105,9 @@ impl Scheduler {
                 Action::Paused { program, worker, tokens } => {
                     self.notices.push(Effect::Paused { program, worker, tokens });
                 }
+                Action::Demote { program, worker, tokens } => {
+                    self.notices.push(Effect::Demote { program, worker, tokens });
+                }
             }
         }
     }

@@ -135,7 +135,7 @@ impl Scheduler {
         let wanted = wanted(&self.workers, turn, role, kind, rank)?;
         let fleet = self.workers.eligible(wanted, self.programs.at_home());
         // Where admission kept room for it.
-        if let Some(kept) = turn.pass.named().filter(|_| leg != Leg::Prefill).and_then(|id| fleet.get(id)) {
+        if let Some(kept) = turn.pass.kept().filter(|_| leg != Leg::Prefill).and_then(|id| fleet.get(id)) {
             return Some(Choice::among(kept, Reason::Admitted, &[kept]));
         }
         let policy = if leg == Leg::Prefill { &mut self.prefill_policy } else { &mut self.policy };

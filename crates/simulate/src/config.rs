@@ -71,6 +71,8 @@ pub struct SimConfig {
     pub event_loss: f64,
     /// Whether clients say that a session has ended.
     pub announce_end: bool,
+    /// Whether engines evict first what the scheduler calls not worth keeping. Released ones cannot.
+    pub demote: bool,
     /// A session fares well if no time to a first token of its is above this.
     pub slo_ttft: Duration,
     /// Whether to work out what a cache that knows the future would have found
@@ -100,6 +102,7 @@ impl Default for SimConfig {
             event_delay: Duration::ZERO,
             event_loss: 0.0,
             announce_end: true,
+            demote: false,
             slo_ttft: Duration::from_secs(30),
             belady: false,
         }

@@ -106,6 +106,8 @@ struct Sim<'a> {
     measure: Measure,
     completed: u64,
     due: Vec<(Time, Ask)>,
+    /// What each program computed last, while it may have to be told to engines that it is not worth keeping.
+    last_work: BTreeMap<ProgramKey, Work>,
     /// Workers that may begin a pass when all that happens at this time has happened.
     ready: BTreeSet<u32>,
     stop_at: Option<Time>,
@@ -136,6 +138,7 @@ impl<'a> Sim<'a> {
             measure: Measure::new(config, from, until),
             completed: 0,
             due: Vec::new(),
+            last_work: BTreeMap::new(),
             ready: BTreeSet::new(),
             stop_at: until,
             open: 0,
@@ -154,6 +157,7 @@ impl<'a> Sim<'a> {
         let info = WorkerInfo {
             kind: EngineKind::Vllm,
             models: Vec::new(),
+            demotes: self.config.demote,
             kv_capacity_tokens: Some(device),
             kv_resident_tokens: Some(device + engine.tiers.host.as_ref().map_or(0, |host| host.tokens)),
             ..WorkerInfo::new(EngineKind::Vllm)
@@ -329,6 +333,11 @@ impl<'a> Sim<'a> {
                 | Effect::Supersede { .. }
                 | Effect::Record(_)
                 | Effect::Paused { .. } => {}
+                Effect::Demote { program, worker, .. } => {
+                    if let Some(work) = self.last_work.get(&program).filter(|_| self.config.demote) {
+                        self.fleet.demote(worker.engine.0, work, self.now);
+                    }
+                }
             }
         }
         // What was done above asked for nothing more: passes only end in events of their own.
@@ -460,6 +469,9 @@ impl<'a> Sim<'a> {
             });
             self.measure.computed(&live.work.ids);
         }
+        if self.config.demote {
+            self.last_work.insert(live.program.clone(), live.work.clone());
+        }
         let outcome = TurnOutcome {
             result: if output.is_some() { TurnResult::Finished } else { TurnResult::Refused },
             usage,
@@ -475,6 +487,9 @@ impl<'a> Sim<'a> {
             }
         }
         self.tell(Input::TurnEnded { turn, outcome });
+        if self.clients.plan.is_last(live.ask.node) {
+            self.last_work.remove(&live.program);
+        }
     }
 
     fn end(mut self) -> Report {

@@ -9,7 +9,9 @@ use tandem_engine_model::{
     EngineConfig, EngineModel, MemoryStore, Namespace, NoStore, Output, Pass, Prompt, Request, RequestKey,
     SharedStore,
 };
-use tandem_types::{EngineId, MatchSource, PrefixMatch, Time, WorkerId, WorkerPrefix, WorkerRole};
+use tandem_types::{
+    EngineId, HEAD_TOKENS, MatchSource, PrefixMatch, Time, WorkerId, WorkerPrefix, WorkerRole,
+};
 use tandem_workload::Node;
 
 use crate::config::{SimConfig, SimError};
@@ -208,7 +210,15 @@ impl Fleet {
         let stored = self.store.as_ref().map_or(0, |store| store.leading(known));
         let stored = u32::try_from(stored).unwrap_or(blocks);
         let shared = if stored > 0 { std::iter::once(0..stored).collect() } else { Vec::new() };
-        PrefixMatch { block_size, blocks, workers, shared, ..PrefixMatch::unknown() }
+        let head = known.get((HEAD_TOKENS / block_size).saturating_sub(1) as usize).copied();
+        PrefixMatch { block_size, blocks, head, workers, shared, ..PrefixMatch::unknown() }
+    }
+
+    /// An engine evicts first what it has cached of this alone.
+    pub(crate) fn demote(&mut self, index: u32, work: &Work, now: Time) {
+        if let Some(engine) = self.engines.get_mut(index as usize) {
+            engine.model.demote(&work.request(0, work.output, now));
+        }
     }
 
     /// Preemptions of all engines.

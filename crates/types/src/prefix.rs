@@ -43,6 +43,10 @@ pub struct SharedPrefix {
     pub blocks: u32,
 }
 
+/// So many leading tokens of a prompt tell its head from others ([`PrefixMatch::head`]): enough for what differs between
+/// harnesses and kinds of agents, less than any system prompt with tools.
+pub const HEAD_TOKENS: u32 = 512;
+
 /// Where a prompt's KV lies. The default says that nothing is known: neither the prompt's blocks nor any worker.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PrefixMatch {
@@ -50,6 +54,10 @@ pub struct PrefixMatch {
     pub block_size: u32,
     /// Whole blocks of the prompt.
     pub blocks: u32,
+    /// Names the prompt's first [`HEAD_TOKENS`] tokens: equal for prompts that begin alike. `None` = it is shorter, or its
+    /// blocks are not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<u64>,
     /// Workers that hold the beginning of the prompt, sorted by id, each once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workers: Vec<WorkerPrefix>,
@@ -78,6 +86,7 @@ impl PrefixMatch {
         Self {
             block_size: 0,
             blocks: 0,
+            head: None,
             workers: Vec::new(),
             blind: Vec::new(),
             shared: Vec::new(),

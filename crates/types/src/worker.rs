@@ -65,6 +65,9 @@ pub struct WorkerInfo {
     /// The same together with the tiers below that are this worker's own, where that is known; no less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_resident_tokens: Option<u64>,
+    /// It evicts first what it is told is not worth keeping. No released engine does.
+    #[serde(default)]
+    pub demotes: bool,
     /// Most turns that may run here at once; `None` = no bound of ours.
     pub max_running: Option<u32>,
     /// What its operator says of it; requests may ask for labels or prefer them.
@@ -87,6 +90,7 @@ impl WorkerInfo {
             loads_adapters: false,
             kv_capacity_tokens: None,
             kv_resident_tokens: None,
+            demotes: false,
             max_running: None,
             labels: Vec::new(),
             taints: Vec::new(),

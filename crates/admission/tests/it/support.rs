@@ -59,13 +59,22 @@ pub(crate) struct World {
     pub(crate) now: Time,
     pub(crate) fates: BTreeMap<u64, Fate>,
     pub(crate) paused: Vec<String>,
+    /// Caches called not worth keeping: whose, where, how many tokens.
+    pub(crate) demoted: Vec<(String, u32, u64)>,
     next: u64,
 }
 
 impl World {
     pub(crate) fn new(config: &AdmissionConfig, capacities: &[u64]) -> Self {
         let policy = by_name(config).expect("a policy");
-        let mut world = Self { policy, now: Time::ZERO, fates: BTreeMap::new(), paused: Vec::new(), next: 0 };
+        let mut world = Self {
+            policy,
+            now: Time::ZERO,
+            fates: BTreeMap::new(),
+            paused: Vec::new(),
+            demoted: Vec::new(),
+            next: 0,
+        };
         for (index, capacity) in (0..).zip(capacities) {
             let capacity = Some(Capacity::device(*capacity));
             world.tell(&Event::WorkerReady { worker: w(index), capacity });
@@ -93,6 +102,9 @@ impl World {
                     assert_eq!(self.fates.insert(turn.0, Fate::Held(reason)), None, "{turn} is held twice");
                 }
                 Action::Paused { program, .. } => self.paused.push(program.session.to_string()),
+                Action::Demote { program, worker, tokens } => {
+                    self.demoted.push((program.session.to_string(), worker.engine.0, tokens));
+                }
             }
         }
         self.policy.check().expect("sound");
@@ -178,7 +190,7 @@ impl World {
 
     pub(crate) fn worker(&self, turn: u64) -> WorkerId {
         match self.grant(turn).placement {
-            Placement::Pin(worker) | Placement::Prefer(worker) => worker,
+            Placement::Pin(worker) | Placement::Prefer(worker) | Placement::Free(worker) => worker,
             Placement::Any => panic!("{turn} goes anywhere"),
         }
     }

@@ -33,12 +33,54 @@ fn while_all_fit_nobody_waits_and_everybody_goes_home() {
         for program in 0..10 {
             let prompt = 1_000 + u64::from(round) * 100;
             let turn = world.arrive(&format!("p{program}"), prompt);
-            assert_eq!(world.grant(turn).placement, Placement::Pin(w(program % 2)));
+            assert_eq!(world.worker(turn), w(program % 2));
             world.end(turn, prompt + 50);
             world.at(f64::from(round) * 20.0 + f64::from(program));
         }
     }
     assert_eq!((world.policy.stats().paused, world.policy.stats().moved), (0, 0));
+}
+
+/// Three quarters of a worker are where memory begins to matter.
+#[test]
+fn routing_places_newcomers_while_every_worker_has_room_to_spare() {
+    let mut world = world(&[10_000, 2_000]);
+    let small = world.arrive("small", 700);
+    assert_eq!(world.grant(small).placement, Placement::Free(w(0)), "1,400 of 2,000 are 0.7");
+    let large = world.arrive("large", 800);
+    assert_eq!(world.grant(large).placement, Placement::Pin(w(0)), "1,600 of 2,000 are 0.8");
+    // The charge follows routing.
+    world.tell(&Event::Dispatched { turn: tandem_types::TurnId(small), worker: w(1) });
+    assert_eq!((world.charged(0).0, world.charged(1).0), (800, 700));
+}
+
+#[test]
+fn caches_that_programs_leave_behind_are_named() {
+    let mut world = world(&[10_000, 10_000]);
+    let a = world.arrive("a", 4_000);
+    world.end(a, 4_000);
+    // It goes on elsewhere, since nothing of it lies at home any more.
+    let home = world.worker(a);
+    let gone = lies(&[(w(home.engine.0), 0), (w(1 - home.engine.0), 4_000)], 4_100);
+    let moved = world.arrive_with("a", 4_100, &gone);
+    assert_eq!(world.worker(moved), w(1 - home.engine.0));
+    assert_eq!(world.demoted, [("a".to_owned(), home.engine.0, 4_000)]);
+    world.end(moved, 4_200);
+    world.tell(&Event::SessionEnd { program: &key("a") });
+    assert_eq!(world.demoted[1..], [("a".to_owned(), 1 - home.engine.0, 4_200)]);
+}
+
+/// 0.90 of a worker, and 0.95 of one that evicts first what it is told to.
+#[test]
+fn workers_that_demote_are_filled_further() {
+    for (demotes, fits) in [(false, 9_000), (true, 9_500)] {
+        let mut world = World::new(&config(|tandem| tandem.admit = 0.9), &[]);
+        let capacity = Some(Capacity { demotes, ..Capacity::device(10_000) });
+        world.tell(&Event::WorkerReady { worker: w(0), capacity });
+        world.arrive("a", fits - 1_000);
+        let (b, c) = (world.arrive("b", 1_000), world.arrive("c", 10));
+        assert!(world.runs(b) && !world.runs(c), "{demotes}");
+    }
 }
 
 #[test]
@@ -217,7 +259,7 @@ fn an_overdue_turn_keeps_room_for_itself() {
 #[test]
 fn a_lower_tier_keeps_what_idles_and_the_device_what_runs() {
     let mut world = World::new(&config(|_| {}), &[]);
-    let capacity = Some(Capacity { device: 1_000, resident: 10_000 });
+    let capacity = Some(Capacity { device: 1_000, resident: 10_000, demotes: false });
     world.tell(&Event::WorkerReady { worker: w(0), capacity });
     (0..9).for_each(|i| world.acting(&format!("p{i}"), 800));
     let first = world.arrive("p0", 800);

@@ -41,6 +41,9 @@ pub(crate) struct SimulateArgs {
     /// `ROUTING+ADMISSION`; or `unlimited`, which is `kv` with workers whose memory has no end.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "kv,sticky")]
     pub(super) policy: Vec<String>,
+    /// A setting of admission, such as `tandem.admit=0.95`; for each policy that it concerns.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(super) set: Vec<String>,
     /// Seeds of ties and of the order of sessions; each is a run of its own.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
     pub(super) seeds: Vec<u64>,
@@ -62,6 +65,9 @@ pub(crate) struct SimulateArgs {
     /// Seconds measured; else until every session has ended once.
     #[arg(long, value_name = "SECONDS")]
     pub(super) duration: Option<f64>,
+    /// Clients never say that a session has ended.
+    #[arg(long)]
+    pub(super) silent_ends: bool,
     /// A session fares well if it never waits longer than this for a first token, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     pub(super) slo: f64,
@@ -116,6 +122,9 @@ pub(super) struct FleetArgs {
     /// Bytes of KV of a token on one GPU; else the profile's.
     #[arg(long, value_name = "BYTES")]
     pub(super) token_bytes: Option<u64>,
+    /// Engines evict first what admission calls not worth keeping. Released ones cannot do that.
+    #[arg(long)]
+    pub(super) demote: bool,
     /// Tokens in a KV block of the engines.
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) block_size: u32,

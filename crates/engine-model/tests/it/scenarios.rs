@@ -529,3 +529,24 @@ fn speedup_divides_pass_times() {
     engine.submit(request(1, tokens(0, 4), 1)).expect("accepted");
     assert_eq!(pass(&mut engine).ends_at, Time(2_500_000));
 }
+
+/// Two sessions of two blocks each in a pool of four, the older one first in the order of eviction: the newer one is
+/// demoted, and the next request takes its room.
+#[test]
+fn what_is_demoted_goes_before_what_is_older() {
+    for demoted in [false, true] {
+        let mut engine = engine(4);
+        for (id, first) in [(1, 0), (2, 100)] {
+            engine.submit(request(id, tokens(first, 8), 1)).expect("accepted");
+            drain(&mut engine);
+        }
+        let (older, newer) = (request(3, tokens(0, 9), 1), request(4, tokens(100, 9), 1));
+        if demoted {
+            assert_eq!(engine.demote(&request(2, tokens(100, 8), 1)), 2);
+        }
+        engine.submit(request(5, tokens(200, 8), 1)).expect("accepted");
+        drain(&mut engine);
+        let left = (engine.cached_prefix(&older), engine.cached_prefix(&newer));
+        assert_eq!(left, if demoted { (8, 0) } else { (0, 8) });
+    }
+}

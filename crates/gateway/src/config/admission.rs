@@ -1,5 +1,7 @@
 //! The section on admission: which turns may run now.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tandem_scheduler::AdmissionConfig;
@@ -11,7 +13,7 @@ use super::units::Span;
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
-    /// The policy, by name: `none`, `tandem`, `thunderagent`, `idle_lease`.
+    /// The policy, by name: `tandem`, `none`, `thunderagent`, `idle_lease`.
     pub policy: String,
     /// A session without a call keeps its claim on memory at most this long, unless it is told to end. Shorter than
     /// `sessions.idle_timeout`, which is about knowing it again.
@@ -28,7 +30,7 @@ impl Default for Admission {
     fn default() -> Self {
         let default = AdmissionConfig::default();
         Self {
-            policy: default.policy,
+            policy: "tandem".to_owned(),
             idle_timeout: Span(default.program_idle_ttl),
             tandem: TandemGate::default(),
             thunderagent: ThunderAgentGate::default(),
@@ -43,6 +45,8 @@ impl Default for Admission {
 pub struct TandemGate {
     /// Turns are admitted up to this part of what a worker holds.
     pub admit: f64,
+    /// The same for workers that evict first what they are told is not worth keeping. No released engine does.
+    pub admit_demoting: f64,
     /// Above this part idle sessions lose their places.
     pub pause: f64,
     /// Down to this part.
@@ -55,6 +59,14 @@ pub struct TandemGate {
     pub overdue: Span,
     /// Part of workers' time that may go into computing again what overdue turns made others lose.
     pub reprefill_share: f64,
+    /// Idle sessions are kept for so many times the time after which computing them again would have been cheaper.
+    pub patience: f64,
+    /// Turns that a session runs before an overdue one may take its place.
+    pub turns_at_least: u64,
+    /// Tokens of a prompt that a worker computes in a second, until turns have told.
+    pub prefill_tokens_per_s: f64,
+    /// Shares of tenants, by id, in what memory there is while several wait; 1 for those that are not named.
+    pub shares: BTreeMap<String, f64>,
 }
 
 impl Default for TandemGate {
@@ -62,12 +74,17 @@ impl Default for TandemGate {
         let default = admission::TandemConfig::default();
         Self {
             admit: default.admit,
+            admit_demoting: default.admit_demoting,
             pause: default.pause,
             pause_to: default.pause_to,
             give_way: default.give_way,
             running_max: default.running_max,
             overdue: Span(default.overdue),
             reprefill_share: default.reprefill_share,
+            patience: default.patience,
+            turns_at_least: default.turns_at_least,
+            prefill_tokens_per_s: default.prefill_tokens_per_s,
+            shares: default.shares,
         }
     }
 }
@@ -139,12 +156,17 @@ impl Admission {
             program_idle_ttl: self.idle_timeout.0,
             tandem: admission::TandemConfig {
                 admit: tandem.admit,
+                admit_demoting: tandem.admit_demoting,
                 pause: tandem.pause,
                 pause_to: tandem.pause_to,
                 give_way: tandem.give_way,
                 running_max: tandem.running_max,
                 overdue: tandem.overdue.0,
                 reprefill_share: tandem.reprefill_share,
+                patience: tandem.patience,
+                turns_at_least: tandem.turns_at_least,
+                prefill_tokens_per_s: tandem.prefill_tokens_per_s,
+                shares: tandem.shares.clone(),
                 ..admission::TandemConfig::default()
             },
             thunderagent: admission::ThunderAgentConfig {

@@ -31,12 +31,12 @@ async fn predicted(kind: MockKind, sources: &[PromptSource]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_is_predicted_to_the_token_on_vllm() {
-    predicted(MockKind::Vllm, &[PromptSource::Engine]).await;
+    Box::pin(predicted(MockKind::Vllm, &[PromptSource::Engine])).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_is_predicted_to_the_token_on_sglang() {
-    predicted(MockKind::Sglang, &[PromptSource::Engine]).await;
+    Box::pin(predicted(MockKind::Sglang, &[PromptSource::Engine])).await;
 }
 
 /// Nothing is tokenized: the engines' events say what the session's path is, its lineage how much of it repeats.

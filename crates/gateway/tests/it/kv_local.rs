@@ -98,12 +98,12 @@ async fn predicted(kind: MockKind) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_local_tokenizer_predicts_to_the_token_on_vllm() {
-    predicted(MockKind::Vllm).await;
+    Box::pin(predicted(MockKind::Vllm)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_local_tokenizer_predicts_to_the_token_on_sglang() {
-    predicted(MockKind::Sglang).await;
+    Box::pin(predicted(MockKind::Sglang)).await;
 }
 
 /// A tokenizer of another model counts otherwise: after so many differences the next source has its place.

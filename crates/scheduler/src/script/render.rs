@@ -71,6 +71,9 @@ fn headline(effect: &Effect) -> String {
         Effect::Paused { program: key, worker, tokens } => {
             format!("paused {} {worker} tokens={tokens}", program(key))
         }
+        Effect::Demote { program: key, worker, tokens } => {
+            format!("demote {} {worker} tokens={tokens}", program(key))
+        }
     }
 }
 
@@ -116,6 +119,7 @@ fn record(d: &Decision) -> String {
 fn admission(admission: &Admission) -> String {
     let placement = match admission.placement {
         Placement::Any => "any".to_owned(),
+        Placement::Free(worker) => format!("free:{worker}"),
         Placement::Prefer(worker) => format!("prefer:{worker}"),
         Placement::Pin(worker) => format!("pin:{worker}"),
     };

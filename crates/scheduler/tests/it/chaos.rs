@@ -347,7 +347,8 @@ impl Chaos {
                 Effect::Cancel { .. }
                 | Effect::Supersede { .. }
                 | Effect::Record(_)
-                | Effect::Paused { .. } => false,
+                | Effect::Paused { .. }
+                | Effect::Demote { .. } => false,
             });
             assert!(answers.count() > 0, "nothing was said of {asking}");
         }
@@ -390,7 +391,7 @@ impl Chaos {
                     assert!(self.live.get(old).is_some_and(|l| !l.answering && l.at.is_none()));
                     self.end(*old);
                 }
-                Effect::Paused { worker, tokens, .. } => {
+                Effect::Paused { worker, tokens, .. } | Effect::Demote { worker, tokens, .. } => {
                     assert!(self.workers.contains_key(worker) && *tokens < 1 << 41, "{effect:?}");
                 }
                 Effect::Record(_) => {}
