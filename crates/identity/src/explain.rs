@@ -8,8 +8,6 @@
 //!   recomputes nothing: what it says is what was used.
 //! - Sources of the settings: documentation and configuration files of the versions in the tables.
 
-use std::time::Duration;
-
 use serde::Serialize;
 use tandem_types::{Harness, IdentitySource, RequestClass, TurnFacts};
 
@@ -137,8 +135,7 @@ fn header_names(mapping: &Mapping) -> impl Iterator<Item = &'static str> + use<>
 }
 
 fn describe_hold(identity: &Identity, stream: bool, findings: &mut Vec<String>) {
-    let declared = identity.client_timeout_ms.map(Duration::from_millis);
-    let hold = hold_tolerance(identity.harness, stream, declared);
+    let hold = hold_tolerance(identity.harness, stream, identity.declared());
     findings.push(match hold.early_200 {
         Some(_) => format!(
             "it may be held silently for {} s, and for {} s with keep-alive events from second {} on",

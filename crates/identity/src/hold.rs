@@ -3,9 +3,11 @@
 //! - Purpose: whoever holds a turn must answer before its client gives up, in a way that the client takes
 //!   for life. Both differ from harness to harness, so they stand in a table like the headers do.
 //! - Invariants: I-HLD-1 every wait handed out is shorter than the shortest one after which that harness
-//!   was seen to give up; I-HLD-2 an unknown client gets the least of every column; I-HLD-3 a time-out that
-//!   the client states can only shorten a silent wait; I-HLD-4 an answer that is not streamed is held
-//!   silently, since an early 200 would be its last word.
+//!   was seen to give up; I-HLD-2 an unknown client that says nothing gets the least of every column;
+//!   I-HLD-3 a read time-out that the client's SDK states shortens a silent wait; it lengthens that of an unknown
+//!   client only, of whom nothing better is known; I-HLD-4 an answer that is not streamed is held silently, since an
+//!   early 200 would be its last word; I-HLD-5 a client that says itself how long it waits is held for that long,
+//!   but in silence no longer than its SDK reads.
 //! - Why events and not comments: Codex, Qwen Code and OpenClaw do not count an SSE comment as life.
 //! - Sources: the versions in `measured_with`, each driven against a scripted server with its default
 //!   settings. Times are single runs (some seconds either way), hence [`MARGIN`].
@@ -94,8 +96,17 @@ fn lookup(harness: Harness) -> &'static HoldEntry {
 pub struct KeepAlive {
     /// Time between two events of the dialect (`ping`, empty delta, `response.in_progress`).
     pub every: Duration,
-    /// Longest time for which this was seen to work. Not a limit that was met.
+    /// Longest time for which this was seen to work (not a limit that was met), or that the client asked for.
     pub proven: Duration,
+}
+
+/// What a client says of its patience.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Declared {
+    /// The read time-out that its SDK states.
+    pub read_timeout: Option<Duration>,
+    /// How long it means to wait until an answer begins ([`crate::table::HOLD_MAX`]).
+    pub hold_max: Option<Duration>,
 }
 
 /// How one request may be held.
@@ -119,16 +130,21 @@ impl HoldTolerance {
     }
 }
 
-/// How a request of `harness` may be held. `declared` is the read time-out that the client's SDK states
-/// ([`crate::Identity::client_timeout_ms`]): it can only shorten the wait.
+/// How a request of `harness` may be held whose client declares that.
 #[must_use]
-pub fn hold_tolerance(harness: Harness, stream: bool, declared: Option<Duration>) -> HoldTolerance {
+pub fn hold_tolerance(harness: Harness, stream: bool, declared: Declared) -> HoldTolerance {
     let entry = lookup(harness);
-    let silent = declared.map_or(entry.silent.safe(), |d| entry.silent.safe().min(within(d)));
-    let early_200 = entry
-        .kept_alive
-        .filter(|_| stream)
-        .map(|secs| KeepAlive { every: KEEP_ALIVE_EVERY.min(silent), proven: Duration::from_secs(secs) });
+    let table = entry.silent.safe();
+    let read = declared.read_timeout.map(within);
+    let silent = match (declared.hold_max, read) {
+        (Some(own), read) => read.map_or(own, |read| own.min(read)),
+        (None, Some(read)) if entry.harness == Harness::Unknown => read,
+        (None, read) => read.map_or(table, |read| table.min(read)),
+    };
+    let early_200 = entry.kept_alive.filter(|_| stream).map(|secs| KeepAlive {
+        every: KEEP_ALIVE_EVERY.min(silent),
+        proven: declared.hold_max.unwrap_or(Duration::from_secs(secs)),
+    });
     HoldTolerance { silent, early_200, early_200_after: silent.min(SILENT_EVERYWHERE) }
 }
 

@@ -17,8 +17,9 @@ use tandem_types::{
 };
 
 use crate::facts::{self, CodexTurn};
+use crate::hold::Declared;
 use crate::read::{Reader, Value, parse_trace_id};
-use crate::table::{Agents, GROUP_ID, MAPPINGS, Mapping, Place, SESSION_FINAL, When};
+use crate::table::{Agents, GROUP_ID, HOLD_MAX, MAPPINGS, Mapping, Place, SESSION_FINAL, When};
 use crate::{class, harness, retry};
 
 /// The head of an HTTP request, as far as identity needs it.
@@ -114,6 +115,8 @@ pub struct Identity {
     pub previous_response: Option<String>,
     /// The client's own read time-out, in whole milliseconds, where its SDK states one.
     pub client_timeout_ms: Option<u64>,
+    /// How long the client says that it waits until an answer begins, in whole milliseconds.
+    pub hold_max_ms: Option<u64>,
     /// Values that were skipped.
     pub warnings: Vec<IdentityWarning>,
 }
@@ -123,6 +126,13 @@ impl Identity {
     #[must_use]
     pub fn source(&self) -> Option<IdentitySource> {
         self.context.as_ref().map(|c| c.source)
+    }
+
+    /// What the client says of its patience.
+    #[must_use]
+    pub fn declared(&self) -> Declared {
+        let time = |ms: Option<u64>| ms.map(Duration::from_millis);
+        Declared { read_timeout: time(self.client_timeout_ms), hold_max: time(self.hold_max_ms) }
     }
 }
 
@@ -165,6 +175,7 @@ pub fn identify(
         .map(String::from);
     let harness_facts = facts::read(&mut reader, codex, config);
     let client_timeout_ms = client_timeout_ms(&mut reader);
+    let hold_max_ms = hold_max_ms(&mut reader);
     Identity {
         context,
         found_in,
@@ -175,6 +186,7 @@ pub fn identify(
         retry_key,
         previous_response,
         client_timeout_ms,
+        hold_max_ms,
         warnings: reader.into_warnings(),
     }
 }
@@ -307,10 +319,22 @@ fn may_be_shared(mapping: &Mapping, harness: Harness) -> bool {
 /// The SDK's own read time-out: whole or decimal seconds.
 fn client_timeout_ms(reader: &mut Reader<'_>) -> Option<u64> {
     const FIELDS: [&str; 2] = ["x-stainless-read-timeout", "x-stainless-timeout"];
-    FIELDS.iter().find_map(|field| {
-        // SDKs write a word here when there is no time-out: not a defect.
-        let seconds: f64 = reader.text(field).usable()?.parse().ok()?;
-        let timeout = Duration::try_from_secs_f64(seconds).ok()?;
-        u64::try_from(timeout.as_millis()).ok().filter(|ms| *ms > 0)
-    })
+    // SDKs write a word here when there is no time-out: not a defect.
+    FIELDS.iter().find_map(|field| millis(reader.text(field).usable()?))
+}
+
+/// What the client says itself; here a word is a defect.
+fn hold_max_ms(reader: &mut Reader<'_>) -> Option<u64> {
+    let text = reader.text(HOLD_MAX).usable()?;
+    let ms = millis(text);
+    if ms.is_none() {
+        reader.warn(HOLD_MAX, WarningKind::Malformed);
+    }
+    ms
+}
+
+/// Whole or decimal seconds above 0, in milliseconds.
+fn millis(text: &str) -> Option<u64> {
+    let time = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
+    u64::try_from(time.as_millis()).ok().filter(|ms| *ms > 0)
 }

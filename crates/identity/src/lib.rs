@@ -36,6 +36,6 @@ pub mod hygiene;
 pub mod table;
 
 pub use explain::{Explanation, explain};
-pub use hold::{HoldTolerance, KeepAlive, hold_tolerance};
+pub use hold::{Declared, HoldTolerance, KeepAlive, hold_tolerance};
 pub use hygiene::{Handling, HygieneConfig, HygienePlan, VolatileKind};
 pub use identify::{Identity, IdentityConfig, IdentityWarning, RequestHead, WarningKind, identify};

@@ -83,6 +83,10 @@ pub const SESSION_FINAL: &[&str] = &["x-dynamo-session-final", "x-tandem-session
 /// Sessions that share a fate, such as the rollouts of one prompt; goes with any identity.
 pub const GROUP_ID: &[&str] = &["x-tandem-group-id"];
 
+/// How long the client means to wait until an answer begins, in whole or decimal seconds: for clients of one's own, of
+/// whom nothing was measured.
+pub const HOLD_MAX: &str = "x-tandem-hold-max";
+
 /// All mappings in order of trust.
 pub const MAPPINGS: &[Mapping] = &[
     // Whoever sets a canonical header has decided what a session is: native agent markers and parents

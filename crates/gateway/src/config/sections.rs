@@ -56,7 +56,7 @@ pub struct Timeouts {
     pub response_head: Span,
     /// Longest silence inside an engine's answer (a long prefill is silent).
     pub stream_idle: Span,
-    /// Until a client has sent the head of its request.
+    /// Until a client has sent the head of its request; on a connection that it keeps, from the answer before.
     pub client_head: Span,
     /// Longest silence inside a client's request body.
     pub client_body_idle: Span,
@@ -75,7 +75,8 @@ impl Default for Timeouts {
             connect: Span::secs(5),
             response_head: Span::secs(1800),
             stream_idle: Span::secs(600),
-            client_head: Span::secs(30),
+            // Longer than the longest `Retry-After`, or who comes back then finds the connection just being closed.
+            client_head: Span::secs(75),
             client_body_idle: Span::secs(60),
             small_call: Span::secs(30),
             shutdown_grace: Span::secs(180),

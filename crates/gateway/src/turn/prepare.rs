@@ -366,8 +366,7 @@ fn salt(tenant: &TenantId, parsed: &ParsedRequest, body: &[u8]) -> String {
 /// How long the turn may be held, and when its client must see something.
 fn hold(app: &App, identity: &Identity, parsed: &ParsedRequest, story: &mut Story) -> Duration {
     let hold = &app.config.hold;
-    let declared = identity.client_timeout_ms.map(Duration::from_millis);
-    let tolerance = hold_tolerance(identity.harness, parsed.facts.stream, declared);
+    let tolerance = hold_tolerance(identity.harness, parsed.facts.stream, identity.declared());
     let early = tolerance.early_200.filter(|_| hold.early_200 && parsed.facts.stream);
     story.early_200_after = early.map(|_| tolerance.early_200_after);
     story.keep_alive = early.map_or(hold.keep_alive.0, |keep_alive| keep_alive.every.min(hold.keep_alive.0));

@@ -60,6 +60,27 @@ async fn a_wait_that_is_too_long_ends_in_the_dialects_form() {
     assert_eq!(rows[0]["tandem"]["outcome"]["status"], 503);
 }
 
+/// An unknown client would else be held for 55 s; what it says counts no more than the operator's own limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_says_itself_how_long_it_waits() {
+    for (own, max) in [("0.2", Span::secs(1800)), ("1800", Span::millis(200))] {
+        let setup = without_engine(|config| config.hold.max = max).await;
+        let header = format!("x-tandem-hold-max: {own}\r\n");
+        let answer = setup.post("/v1/chat/completions", &header, &chat("hi", false)).await;
+        assert_eq!(answer.status, 503, "{}", answer.text());
+        let rows = setup.rows().await;
+        assert_eq!(outcome(&rows[0]), ("rejected".to_owned(), "hold_expired".to_owned()));
+        let held = rows[0]["tandem"]["held_ms"].as_f64().expect("held");
+        assert!((200.0..20_000.0).contains(&held), "{held} ms");
+    }
+}
+
+/// `Retry-After` is 60 s at most: who comes back then on the connection that it kept must not find it being closed.
+#[test]
+fn connections_outlive_the_longest_retry_after() {
+    assert!(tandem_gateway::Config::default().timeouts.client_head.0 > Duration::from_secs(60));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_cannot_wait_in_silence_gets_an_early_200_and_signs_of_life() {
     let setup = without_engine(|config| config.hold.keep_alive = Span::millis(50)).await;

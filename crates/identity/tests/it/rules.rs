@@ -402,6 +402,14 @@ fn windows_subagents_and_timeouts() {
     for none in ["None", "NaN", "-1", "inf", "0"] {
         assert_eq!(timeout("x-stainless-read-timeout", none), None, "{none}");
     }
+    let own = |value: &str| {
+        let identity = with(&[("x-tandem-hold-max", value)]).identify();
+        (identity.hold_max_ms, identity.warnings.len())
+    };
+    assert_eq!([own("1800"), own("2.5"), own("")], [(Some(1_800_000), 0), (Some(2500), 0), (None, 0)]);
+    for wrong in ["1800s", "NaN", "-1", "inf", "0"] {
+        assert_eq!(own(wrong), (None, 1), "{wrong}");
+    }
 }
 
 /// I-FAC-3, I-FAC-4
