@@ -18,6 +18,7 @@ mod modelled;
 mod otlp;
 mod pd;
 mod plain;
+mod recorded;
 mod sessions;
 mod setup;
 mod shutdown;

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use serde_json::json;
 use tandem_gateway::config::Span;
-use tandem_scheduler::replay::{Step, replay};
-use tandem_scheduler::{Scheduler, SchedulerConfig};
 
 use crate::client::{self, Client};
 use crate::engine::{self, Engine, chat_stream};
@@ -83,47 +81,6 @@ async fn readiness_goes_before_the_door_is_closed() {
     assert_eq!(setup.chat(&chat("hi", false)).await.status, 200, "calls are still taken");
     setup.gateway.abort();
     tokio::time::timeout(Duration::from_secs(20), setup.gateway.wait()).await.expect("ends");
-}
-
-/// I-OWN-1, I-OWN-3.
-#[tokio::test(flavor = "multi_thread")]
-async fn recorded_inputs_give_the_same_decisions_again() {
-    let (a, b) = (Engine::fine().await, Engine::fine().await);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("inputs.jsonl");
-    let setup = start_with(&[&a, &b], |config| {
-        config.record_inputs = Some(path.to_string_lossy().into_owned());
-        config.seed = 7;
-    })
-    .await;
-    for n in 0..20 {
-        let headers = format!("x-session-id: s-{}\r\n", n % 5);
-        let answer =
-            setup.post("/v1/chat/completions", &headers, &chat(&format!("turn {n}"), n % 2 == 0)).await;
-        assert_eq!(answer.status, 200);
-    }
-    let decisions = setup.admin("/decisions").await["decisions"].clone();
-    setup.rows().await;
-
-    let text = std::fs::read_to_string(&path).expect("recorded");
-    let mut lines = text.lines();
-    let header: serde_json::Value = serde_json::from_str(lines.next().expect("a header")).expect("json");
-    let config: SchedulerConfig = serde_json::from_value(header["config"].clone()).expect("a configuration");
-    assert!(Scheduler::new(config.clone(), 7).is_ok());
-    assert_eq!(header["seed"], 7);
-    let steps: Vec<Step> = lines.map(|line| serde_json::from_str(line).expect("a step")).collect();
-    let effects = replay(config, 7, steps).expect("replays");
-    let mut again: Vec<serde_json::Value> = effects
-        .into_iter()
-        .flatten()
-        .filter_map(|effect| match effect {
-            tandem_scheduler::Effect::Record(decision) => Some(json!(decision)),
-            _ => None,
-        })
-        .collect();
-    again.reverse();
-    assert_eq!(again.len(), 20);
-    assert_eq!(json!(again), decisions);
 }
 
 /// I-LOG-2.
