@@ -25,6 +25,7 @@ VERSIONS = {
 }
 PROMPT = "List the files here, then tell me how many there are."
 SPAWN = "Use two subagents to look around, then report. [[spawn 2]]"
+PATIENCE = 150  # seconds in which a harness must end
 
 
 def modules(package):
@@ -32,8 +33,9 @@ def modules(package):
     return npm_install(folder, [f"{package}@{VERSIONS[package]}"])
 
 
-def run(argv, folder, env, timeout=150, codes=(0,)):
+def run(argv, folder, env, codes=(0,)):
     """Runs a harness to its end in a small repository of its own."""
+    timeout = PATIENCE
     home, work = folder / "home", folder / "repo"
     home.mkdir(exist_ok=True)
     work.mkdir(exist_ok=True)

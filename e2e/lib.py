@@ -176,10 +176,11 @@ def get(url, timeout=5):
 class Fleet:
     """Mock engines with a Tandem in front, in a folder of their own."""
 
-    def __init__(self, folder, engines=1, model="tiny", mock_args=(), serve_args=(), env=None, upstreams=None):
+    def __init__(self, folder, engines=1, model="tiny", mock_args=(), serve_args=(), env=None, upstreams=None,
+                 bodies=True):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.model = model
+        self.model, self.bodies = model, bodies
         self.processes, self.urls = [], []
         self.trace = self.folder / "trace.jsonl"
         if upstreams is None:
@@ -187,22 +188,37 @@ class Fleet:
                 self._mock(number, mock_args)
         else:
             self.urls = list(upstreams)
-        self.port = free_port()
-        self.url = f"http://{HOST}:{self.port}"
+        self.port, admin, metrics = free_port(), free_port(), free_port()
+        self.url, self.admin = f"http://{HOST}:{self.port}", f"http://{HOST}:{admin}"
+        self.metrics_url = f"http://{HOST}:{metrics}/metrics"
         argv = [binary(), "serve", "--worker-urls", *self.urls, "--host", HOST, "--port", str(self.port),
-                "--admin-port", "0", "--prometheus-port", "0", "--trace-path", str(self.trace), "--trace-format", "jsonl",
-                "--log-requests", *serve_args]
+                "--admin-port", str(admin), "--prometheus-port", str(metrics), "--trace-path", str(self.trace),
+                "--trace-format", "jsonl", "--log-requests", *serve_args]
         self.tandem = Process(argv, self.folder / "tandem.log", env={**os.environ, **(env or {})})
         until("a ready gateway", lambda: get(f"{self.url}/readiness"), 60)
 
     def _mock(self, number, mock_args):
         port = free_port()
         argv = [binary(), "mock-engine", "--host", HOST, "--port", str(port), "--model", self.model, "--no-kv-events",
-                "--record", str(self.folder / f"wire-{number}.jsonl"), "--record-bodies", "--seed", str(number), *mock_args]
+                "--record", str(self.folder / f"wire-{number}.jsonl"), *(["--record-bodies"] if self.bodies else []),
+                "--seed", str(number), *mock_args]
         self.processes.append(Process(argv, self.folder / f"engine-{number}.log"))
         url = f"http://{HOST}:{port}"
         until("a ready engine", lambda: get(f"{url}/v1/models"))
         self.urls.append(url)
+
+    def asked(self, path):
+        """What the admin API answers."""
+        return json.loads(get(f"{self.admin}{path}"))
+
+    def told(self, path):
+        """What the admin API says to an order."""
+        with urllib.request.urlopen(urllib.request.Request(f"{self.admin}{path}", method="POST"), timeout=10) as answer:
+            return json.load(answer)
+
+    def metric(self, name):
+        """The sum over the series of a metric of the gateway."""
+        return series(get(self.metrics_url).decode(), name)
 
     def stop(self):
         code = self.tandem.stop()
@@ -229,6 +245,12 @@ class Fleet:
     def rows(self):
         """`request_end` rows of the trace and of its companion."""
         return [row for row in read_rows(self.folder) if row.get("event_type") == "request_end"]
+
+
+def series(exposition, name):
+    """The sum of a metric over its series."""
+    lines = (line for line in exposition.splitlines() if line.split("{")[0].split(" ")[0] == name)
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")

@@ -11,6 +11,8 @@ const SUITES: &[(&str, &str)] =
 
 /// Suites that take long or need gigabytes; run by name.
 const LONG: &[(&str, &str)] = &[
+    ("holds", "e2e/holds.py"),
+    ("rollouts", "e2e/rollouts.py"),
     ("vllm", "e2e/real_vllm.py"),
     ("render", "e2e/render_vllm.py"),
     ("render-sglang", "e2e/render_sglang.py"),
