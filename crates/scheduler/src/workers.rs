@@ -3,6 +3,8 @@
 //! - I-WRK-1 `ready` holds exactly the ready workers, `free` those of them with a slot, both by (load, id).
 //! - I-WRK-2 `turns_running` counts dispatched turns, the load meter dispatched turns and side calls. Side calls
 //!   take no slot: they are short, and the engine's own queue takes them.
+//! - I-WRK-4 `briefs` says of every worker, by id, what a comparison of the whole fleet asks: such a comparison walks one
+//!   piece of memory.
 //! - I-WRK-3 a removed worker stays known, unseen by routing, until what runs there is over.
 //! - Deliberately absent: where a worker's URL is; the driver knows.
 
@@ -113,7 +115,7 @@ impl Worker {
         })
     }
 
-    fn candidate(&self, id: WorkerId, asked: Asked<'_>, home_tokens: u64) -> Candidate {
+    fn candidate(&self, id: WorkerId, home_tokens: u64) -> Candidate {
         Candidate {
             worker: id,
             load: self.meter.load(),
@@ -123,14 +125,41 @@ impl Worker {
                 .report
                 .and_then(|report| report.kv_capacity_tokens)
                 .or_else(|| self.info.as_ref().and_then(|info| info.kv_capacity_tokens)),
-            cold: asked.cold != Cold::Never
-                && self.models.as_ref().is_some_and(|models| !listed(models, asked.model)),
+            cold: false,
         }
     }
 
     fn is_ready(&self) -> bool {
         self.state == WorkerState::Ready
     }
+
+    /// The same in short.
+    fn brief(&self, id: WorkerId) -> Brief {
+        Brief {
+            ready: self.is_ready(),
+            role: self.role(),
+            kind: self.kind(),
+            admits: self.breaker.admits(),
+            has_slot: self.has_slot(),
+            loads_adapters: self.loads_adapters(),
+            models: self.models.clone(),
+            candidate: self.candidate(id, 0),
+        }
+    }
+}
+
+/// What a comparison of the whole fleet asks of a worker.
+#[derive(Debug, Clone, PartialEq)]
+struct Brief {
+    ready: bool,
+    role: WorkerRole,
+    kind: Option<EngineKind>,
+    admits: bool,
+    has_slot: bool,
+    loads_adapters: bool,
+    models: Option<Arc<[String]>>,
+    /// Without what depends on the turn.
+    candidate: Candidate,
 }
 
 /// Whether a worker with these models takes a turn for `model` as it is.
@@ -157,6 +186,11 @@ enum Cold<'a> {
 }
 
 impl Asked<'_> {
+    /// Whether a worker that serves the turn would have to load its adapter first.
+    fn is_cold_at(&self, models: &[String]) -> bool {
+        self.cold != Cold::Never && !listed(models, self.model)
+    }
+
     fn served(&self, models: &[String], loads_adapters: bool) -> bool {
         listed(models, self.model)
             || loads_adapters
@@ -208,11 +242,22 @@ impl Wanted<'_> {
             && !self.except.contains(&id)
             && worker.suits(self.wishes)
     }
+
+    /// The same, wishes aside.
+    fn takes(&self, brief: &Brief) -> bool {
+        brief.ready
+            && brief.role == self.role
+            && (self.kind.is_none() || self.kind == brief.kind)
+            && brief.admits == (self.tier == Tier::Well)
+            && (!self.slot || brief.has_slot)
+            && !self.except.contains(&brief.candidate.worker)
+    }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
     by_id: BTreeMap<WorkerId, Worker>,
+    briefs: Vec<Brief>,
     ready: BTreeSet<(u64, WorkerId)>,
     free: BTreeSet<(u64, WorkerId)>,
     opened: BTreeSet<(Time, WorkerId)>,
@@ -323,10 +368,20 @@ impl Workers {
         reindex(&mut self.free, id, &mut worker.free_at, free_at);
         reindex(&mut self.opened, id, &mut worker.opened_at, opened_at);
         reindex(&mut self.reported, id, &mut worker.reported_at, worker.report_until);
+        let place = self.briefs.binary_search_by_key(&id, |brief| brief.candidate.worker);
         if worker.state == WorkerState::Removed && worker.meter.ours() == 0 {
             reindex(&mut self.opened, id, &mut worker.opened_at, None);
             reindex(&mut self.reported, id, &mut worker.reported_at, None);
             self.by_id.remove(&id);
+            if let Ok(at) = place {
+                self.briefs.remove(at);
+            }
+            return Some(result);
+        }
+        match place.map(|at| self.briefs.get_mut(at)) {
+            Ok(Some(brief)) => *brief = worker.brief(id),
+            Ok(None) => {}
+            Err(at) => self.briefs.insert(at, worker.brief(id)),
         }
         Some(result)
     }
@@ -390,7 +445,7 @@ impl Workers {
         Eligible { workers: self, wanted, at_home }
     }
 
-    /// Checks I-WRK-1 and I-WRK-3.
+    /// Checks I-WRK-1, I-WRK-3 and I-WRK-4.
     pub(crate) fn indexes_are_true(&self) -> bool {
         let keys = |keep: fn(&Worker) -> bool| -> BTreeSet<(u64, WorkerId)> {
             self.iter().filter(|(_, w)| keep(w)).map(|(id, w)| (w.meter.load(), id)).collect()
@@ -399,7 +454,9 @@ impl Workers {
             self.iter().filter_map(|(id, w)| Some((w.breaker.open_until()?, id))).collect();
         let reported: BTreeSet<(Time, WorkerId)> =
             self.iter().filter_map(|(id, w)| Some((w.report_until?, id))).collect();
-        self.ready == keys(Worker::is_ready)
+        let briefs = self.iter().map(|(id, worker)| worker.brief(id));
+        self.briefs.iter().cloned().eq(briefs)
+            && self.ready == keys(Worker::is_ready)
             && self.free == keys(|w| w.is_ready() && w.has_slot())
             && self.opened == opened
             && self.reported == reported
@@ -443,7 +500,8 @@ impl Fleet for Eligible<'_> {
     fn get(&self, id: WorkerId) -> Option<Candidate> {
         let worker = self.workers.get(id).filter(|worker| self.wanted.accepts(id, worker))?;
         let home_tokens = self.at_home.get(&id).copied().unwrap_or(0);
-        Some(worker.candidate(id, self.wanted.asked, home_tokens))
+        let cold = worker.models.as_ref().is_some_and(|models| self.wanted.asked.is_cold_at(models));
+        Some(Candidate { cold, ..worker.candidate(id, home_tokens) })
     }
 
     fn lightest(&self) -> Option<Candidate> {
@@ -461,24 +519,31 @@ impl Fleet for Eligible<'_> {
             }
             return;
         }
-        let mut last: Option<(&Arc<[String]>, bool, bool)> = None;
-        // Both tables are in order of id: one walk instead of a look-up for each worker.
-        let mut at_home = self.at_home.iter().peekable();
-        for (id, worker) in self.workers.iter() {
-            let Some(models) = &worker.models else { continue };
-            if !self.wanted.accepts_but_model(id, worker) {
+        let Self { workers, wanted, at_home } = *self;
+        let choosy = workers.tainted || !wanted.wishes.require.is_empty();
+        let suits = |id| !choosy || workers.get(id).is_some_and(|worker| worker.suits(wanted.wishes));
+        // Whether the models of the one before are served, and whether their adapter is to be loaded.
+        let mut last: Option<(&Arc<[String]>, bool, bool, bool)> = None;
+        // Both lists are in order of id: one walk instead of a look-up for each worker.
+        let mut at_home = at_home.iter().peekable();
+        out.reserve(workers.briefs.len());
+        for brief in &workers.briefs {
+            let (Some(models), loads) = (&brief.models, brief.loads_adapters) else { continue };
+            let id = brief.candidate.worker;
+            if !wanted.takes(brief) || !suits(id) {
                 continue;
             }
-            let loads = worker.loads_adapters();
-            let served = match last {
-                Some((seen, loading, served)) if loading == loads && Arc::ptr_eq(seen, models) => served,
-                Some(_) | None => self.wanted.asked.served(models, loads),
+            let (served, cold) = match last {
+                Some((seen, loading, served, cold)) if loading == loads && Arc::ptr_eq(seen, models) => {
+                    (served, cold)
+                }
+                Some(_) | None => (wanted.asked.served(models, loads), wanted.asked.is_cold_at(models)),
             };
-            last = Some((models, loads, served));
+            last = Some((models, loads, served, cold));
             if served {
                 while at_home.next_if(|&(&home, _)| home < id).is_some() {}
                 let home_tokens = at_home.next_if(|&(&home, _)| home == id).map_or(0, |(_, &tokens)| tokens);
-                out.push(worker.candidate(id, self.wanted.asked, home_tokens));
+                out.push(Candidate { home_tokens, cold, ..brief.candidate });
             }
         }
     }

@@ -24,7 +24,7 @@ pub use ids::{
     WorkerId,
 };
 pub use kv::{BlockHash, BlockRemoved, BlockStored, ExtraKey, GroupKind, KvBatch, KvEvent, Tier};
-pub use prefix::{HEAD_TOKENS, MatchSource, PrefixMatch, SharedPrefix, WorkerPrefix};
+pub use prefix::{HEAD_TOKENS, MatchSource, PrefixMatch, PrefixWalk, SharedPrefix, WorkerPrefix};
 pub use time::Time;
 pub use turn::{BodyEdit, BodyIds, Dialect, FinishReason, PromptShape, ToolCall, TurnFacts, Usage};
 pub use wishes::{LabelWish, RouteWishes, WeightOverrides};

@@ -34,6 +34,15 @@ pub struct WorkerPrefix {
     pub source: MatchSource,
 }
 
+impl WorkerPrefix {
+    /// Leading blocks in device memory, in that or host memory, in these or on disk.
+    #[inline]
+    #[must_use]
+    pub const fn depths(&self) -> [u32; 3] {
+        [self.device, self.host, self.disk]
+    }
+}
+
 /// What one worker could load of a prompt from a shared store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SharedPrefix {
@@ -112,6 +121,12 @@ impl PrefixMatch {
         Some(found.ok().and_then(|index| self.workers.get(index)).copied().unwrap_or(nothing))
     }
 
+    /// For looking up many workers one after the other.
+    #[must_use]
+    pub const fn walk(&self) -> PrefixWalk<'_> {
+        PrefixWalk { found: self, held: 0, blind: 0 }
+    }
+
     /// Where the run of shared blocks that position `from` belongs to ends: blocks behind a hole are of no use
     /// to an engine. `from` itself when the store does not hold that block.
     #[must_use]
@@ -145,6 +160,41 @@ impl PrefixMatch {
     pub fn uses_store(&self, worker: WorkerId) -> bool {
         let listed = |list: &Vec<SharedPrefix>| list.binary_search_by_key(&worker, |s| s.worker).is_ok();
         self.loadable.as_ref().is_none_or(listed)
+    }
+}
+
+/// Looks workers up in a match. In ascending order of id each takes a step or two instead of a search.
+#[derive(Debug, Clone)]
+pub struct PrefixWalk<'a> {
+    found: &'a PrefixMatch,
+    /// Those before are of lower id than the last one looked up, in `workers` and in `blind`.
+    held: usize,
+    blind: usize,
+}
+
+impl PrefixWalk<'_> {
+    /// The depths that [`PrefixMatch::of`] tells: device, host, disk.
+    #[inline]
+    #[must_use]
+    pub fn of(&mut self, worker: WorkerId) -> Option<[u32; 3]> {
+        let (workers, blind) = (&self.found.workers, &self.found.blind);
+        let passed = |before: Option<WorkerId>| before.is_some_and(|before| before >= worker);
+        if passed(self.held.checked_sub(1).and_then(|at| workers.get(at)).map(|held| held.worker))
+            || passed(self.blind.checked_sub(1).and_then(|at| blind.get(at)).copied())
+        {
+            return self.found.of(worker).map(|held| held.depths());
+        }
+        while blind.get(self.blind).is_some_and(|next| *next < worker) {
+            self.blind += 1;
+        }
+        while workers.get(self.held).is_some_and(|next| next.worker < worker) {
+            self.held += 1;
+        }
+        if self.found.is_unknown() || blind.get(self.blind) == Some(&worker) {
+            return None;
+        }
+        let held = workers.get(self.held).filter(|held| held.worker == worker);
+        Some(held.map_or([0; 3], WorkerPrefix::depths))
     }
 }
 
@@ -185,6 +235,34 @@ mod tests {
         assert_eq!(found.of(worker(3)), None);
         found.block_size = 0;
         assert_eq!(found.of(worker(2)), None);
+    }
+
+    /// In ascending order, with repetitions, and out of order.
+    #[test]
+    fn a_walk_finds_what_a_search_finds() {
+        let held = |engine, device| WorkerPrefix {
+            worker: worker(engine),
+            device,
+            host: 7,
+            disk: 9,
+            source: MatchSource::Exact,
+        };
+        let mut found = PrefixMatch {
+            block_size: 16,
+            blocks: 9,
+            workers: vec![held(2, 3), held(3, 5), held(6, 1)],
+            blind: vec![worker(3), worker(5)],
+            ..PrefixMatch::unknown()
+        };
+        for asked in [vec![0, 1, 2, 3, 4, 5, 6, 7], vec![3, 3, 6, 6, 9], vec![6, 2, 3, 0, 5, 7, 1]] {
+            let mut walk = found.walk();
+            for engine in asked {
+                let searched = found.of(worker(engine)).map(|held| held.depths());
+                assert_eq!(walk.of(worker(engine)), searched, "{engine}");
+            }
+        }
+        found.block_size = 0;
+        assert_eq!(found.walk().of(worker(2)), None);
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //!   have to fetch, and there `left_behind`, `crowding` and `affinity` count by the same scale.
 
 use serde::{Deserialize, Serialize};
-use tandem_types::{PrefixMatch, WorkerId};
+use tandem_types::{MatchSource, PrefixMatch, WorkerId, WorkerPrefix};
 
 use super::config::{WEIGHT_MAX, Weights};
 use crate::{Candidate, Fleet, Leg, RouteTurn};
@@ -108,17 +108,23 @@ fn prompt_tokens(turn: &RouteTurn<'_>) -> u64 {
 }
 
 /// What is known of a worker, with depths in order and within the prompt.
-fn known<'a>(
-    turn: &RouteTurn<'a>,
-    worker: WorkerId,
-) -> Option<(&'a PrefixMatch, tandem_types::WorkerPrefix)> {
+fn known<'a>(turn: &RouteTurn<'a>, worker: WorkerId) -> Option<(&'a PrefixMatch, WorkerPrefix)> {
     let found = turn.prefix?;
-    let mut held = found.of(worker)?;
-    held.device = held.device.min(found.blocks);
-    held.host = held.host.clamp(held.device, found.blocks);
-    held.disk = held.disk.clamp(held.host, found.blocks);
-    Some((found, held))
+    let held = found.of(worker)?;
+    let [device, host, disk] = in_order(found, held.depths());
+    Some((found, WorkerPrefix { device, host, disk, ..held }))
 }
+
+/// Depths in order and within the prompt.
+#[inline]
+fn in_order(found: &PrefixMatch, [device, host, disk]: Depths) -> Depths {
+    let device = device.min(found.blocks);
+    let host = host.clamp(device, found.blocks);
+    [device, host, disk.clamp(host, found.blocks)]
+}
+
+/// Leading blocks of a prompt in a worker's tiers, each with those before.
+pub(super) type Depths = [u32; 3];
 
 /// Tokens that a worker is taken to hold where the index cannot tell: what its program had computed there.
 fn assumed(turn: &RouteTurn<'_>, worker: WorkerId) -> u64 {
@@ -163,6 +169,22 @@ pub(super) struct Costs<'a> {
     load: f64,
     /// What any worker but home costs more.
     stay: f64,
+    /// The request prefers labels.
+    prefers: bool,
+}
+
+/// The terms of one cost, each a whole number of tokens.
+#[derive(Debug, Clone, Copy, Default)]
+struct Parts {
+    prefill: f64,
+    transfer: f64,
+    queued: f64,
+    decode: f64,
+    left_behind: f64,
+    crowding: f64,
+    affinity: f64,
+    labels: f64,
+    adapter: f64,
 }
 
 /// How the fleet's programs lie.
@@ -201,10 +223,12 @@ impl<'a> Costs<'a> {
             crowd: None,
             load: 1.0,
             stay: 0.0,
+            prefers: turn.wishes.is_some_and(|wishes| !wishes.prefer.is_empty()),
         };
         let lost = weights.fleet.lost * loss;
         costs.stay = costs.prompt * (weights.fleet.stay + lost);
-        costs.home_credit = home.map(|home| costs.credits(home, &mut CostTerms::default()).0);
+        let held_at = |worker| turn.prefix.and_then(|found| found.of(worker)).map(|held| held.depths());
+        costs.home_credit = home.map(|home| costs.credits(home, held_at(home)).0);
         costs.crowd = crowd(turn, home, candidates, weights.fleet.gather, common);
         if costs.crowd.is_some() && turn.home.is_none() {
             costs.load = 1.0 / (1.0 + lost);
@@ -212,73 +236,120 @@ impl<'a> Costs<'a> {
         costs
     }
 
-    pub(super) fn terms(&self, candidate: Candidate, fleet: &dyn Fleet) -> CostTerms {
+    /// What the turn costs at a candidate, of whose tiers the match says `held`.
+    pub(super) fn terms(&self, candidate: Candidate, held: Option<Depths>, fleet: &dyn Fleet) -> CostTerms {
+        let parts = self.parts(candidate, held, fleet);
+        let mut terms = CostTerms {
+            prefill: count(parts.prefill),
+            queued: count(parts.queued),
+            decode: count(parts.decode),
+            left_behind: count(parts.left_behind),
+            crowding: count(parts.crowding),
+            affinity: count(parts.affinity),
+            labels: count(parts.labels),
+            transfer: count(parts.transfer),
+            adapter: count(parts.adapter),
+            ..CostTerms::default()
+        };
+        match self.turn.prefix.zip(held).map(|(found, held)| (found, in_order(found, held))) {
+            Some((found, [device, host, disk])) => {
+                terms.device_blocks = device;
+                terms.host_blocks = host - device;
+                terms.disk_blocks = disk - host;
+                terms.shared_blocks = beyond(found, candidate.worker, disk);
+            }
+            None => terms.assumed_tokens = assumed(self.turn, candidate.worker),
+        }
+        terms
+    }
+
+    /// The sum of the terms.
+    #[inline]
+    pub(super) fn price(&self, candidate: Candidate, held: Option<Depths>, fleet: &dyn Fleet) -> f64 {
+        let parts = self.parts(candidate, held, fleet);
+        parts.prefill
+            + parts.transfer
+            + parts.queued
+            + parts.decode
+            + parts.left_behind
+            + parts.crowding
+            + parts.affinity
+            + parts.labels
+            + parts.adapter
+    }
+
+    #[inline]
+    fn parts(&self, candidate: Candidate, held: Option<Depths>, fleet: &dyn Fleet) -> Parts {
         let Self { weights, turn, prompt, .. } = *self;
         let worker = candidate.worker;
-        let mut terms = CostTerms::default();
-        let (own, shared) = self.credits(worker, &mut terms);
+        let mut parts = Parts::default();
+        let (own, shared) = self.credits(worker, held);
         // What a token of the prompt counts for here.
         let scale = if turn.leg == Leg::Decode { weights.fleet.transfer } else { 1.0 };
+        let missing = whole(scale * (prompt - own - shared));
         if turn.leg == Leg::Decode {
-            terms.transfer = whole(scale * (prompt - own - shared));
+            parts.transfer = missing;
         } else {
-            terms.prefill = whole(prompt - own - shared);
+            parts.prefill = missing;
         }
-        terms.queued = whole(self.load * weights.queued * float(candidate.queued_prefill));
+        parts.queued = whole(self.load * weights.queued * float(candidate.queued_prefill));
         if turn.leg != Leg::Prefill {
-            terms.decode = whole(self.load * weights.decode * float(candidate.load));
+            parts.decode = whole(self.load * weights.decode * float(candidate.load));
         }
         let at_home = turn.home == Some(worker);
         if !at_home && let Some(at_home) = self.home_credit {
-            terms.left_behind = whole(scale * weights.fleet.left_behind * (at_home - own));
+            parts.left_behind = whole(scale * weights.fleet.left_behind * (at_home - own));
         }
-        if let Some(crowd) = self.crowd {
+        if let Some(crowd) = &self.crowd {
             let excess = weights.fleet.crowding * crowd.excess(candidate, at_home);
             let overfull = weights.fleet.overfull * crowd.overfull(candidate, at_home);
-            terms.crowding = whole(scale * (excess + overfull));
+            parts.crowding = whole(scale * (excess + overfull));
         }
         let away = match (turn.home, turn.parent_home) {
             (Some(home), _) if home != worker => self.stay,
             (None, Some(parent)) if parent != worker => weights.fleet.parent_tokens,
             (Some(_) | None, _) => 0.0,
         };
-        terms.affinity = whole(scale * away);
-        terms.labels = whole(prompt * self.missing_labels(fleet, worker));
-        if candidate.cold {
-            terms.adapter = whole(weights.fleet.adapter_tokens);
+        parts.affinity = whole(scale * away);
+        if self.prefers {
+            parts.labels = whole(prompt * self.missing_labels(fleet, worker));
         }
-        terms
+        if candidate.cold {
+            parts.adapter = whole(weights.fleet.adapter_tokens);
+        }
+        parts
     }
 
     /// Credits in tokens: for the worker's own tiers, and for the shared store.
-    fn credits(&self, worker: WorkerId, terms: &mut CostTerms) -> (f64, f64) {
+    #[inline]
+    fn credits(&self, worker: WorkerId, held: Option<Depths>) -> (f64, f64) {
         let Self { weights, turn, .. } = *self;
-        let Some((found, held)) = known(turn, worker) else {
-            terms.assumed_tokens = assumed(turn, worker);
-            return (weights.device * float(terms.assumed_tokens), 0.0);
+        let known = turn.prefix.zip(held).map(|(found, held)| (found, in_order(found, held)));
+        let Some((found, held)) = known else {
+            return (weights.device * float(assumed(turn, worker)), 0.0);
         };
-        terms.device_blocks = held.device;
-        terms.host_blocks = held.host - held.device;
-        terms.disk_blocks = held.disk - held.host;
-        terms.shared_blocks = found.shared_beyond(held);
-        let tiers = [
-            (0, held.device, weights.device),
-            (held.device, held.host, weights.host),
-            (held.host, held.disk, weights.disk),
-        ];
-        let mut own = 0.0;
+        let [device, host, disk] = held;
+        let tiers = [(0, device, weights.device), (device, host, weights.host), (host, disk, weights.disk)];
+        let own = tiers.into_iter().fold(0.0, |own, (from, to, weight)| own + weight * f64::from(to - from));
+        let block = f64::from(found.block_size);
+        let nothing = found.shared.is_empty() && found.loadable.is_none();
+        let shared = if nothing { 0.0 } else { self.shared(worker, found, tiers) };
+        (own * block, shared * block)
+    }
+
+    /// Credit for the shared store, in blocks.
+    fn shared(&self, worker: WorkerId, found: &PrefixMatch, tiers: [(u32, u32, f64); 3]) -> f64 {
+        let [_, _, (_, disk, _)] = tiers;
+        let mut shared = self.weights.shared * f64::from(beyond(found, worker, disk));
         // A block that is in the shared store too is taken from wherever it saves more.
-        let mut shared = weights.shared * f64::from(terms.shared_blocks);
         let stored = found.uses_store(worker);
         for (start, end, weight) in tiers {
-            own += weight * f64::from(end - start);
-            let gain = weights.shared - weight;
+            let gain = self.weights.shared - weight;
             if gain > 0.0 && end > start && stored {
                 shared += gain * f64::from(overlap(found, start, end));
             }
         }
-        let block = f64::from(found.block_size);
-        (own * block, shared * block)
+        shared
     }
 
     fn missing_labels(&self, fleet: &dyn Fleet, worker: WorkerId) -> f64 {
@@ -290,6 +361,12 @@ impl<'a> Costs<'a> {
         });
         missing.sum::<f64>().min(WEIGHT_MAX)
     }
+}
+
+/// Blocks that a worker could load from the shared store behind `disk` of its own.
+fn beyond(found: &PrefixMatch, worker: WorkerId, disk: u32) -> u32 {
+    let source = MatchSource::Exact;
+    found.shared_beyond(WorkerPrefix { worker, device: disk, host: disk, disk, source })
 }
 
 /// Shared blocks at the positions `start..end`.
@@ -364,10 +441,25 @@ impl Crowd {
     }
 }
 
-/// To the nearest token, nothing below none: records then survive a trip through JSON unchanged.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats saturates")]
-const fn whole(tokens: f64) -> u64 {
-    tokens.round() as u64
+/// From here on no number has a fraction.
+const NO_FRACTION: f64 = 4_503_599_627_370_496.0;
+
+/// To the nearest token, halves up, nothing below none: records then survive a trip through JSON unchanged.
+#[inline]
+fn whole(tokens: f64) -> f64 {
+    if tokens >= NO_FRACTION {
+        return tokens;
+    }
+    let tokens = if tokens > 0.0 { tokens } else { 0.0 };
+    // As `round` does, but without a call: this runs nine times for each worker. What is added has no fractions left and
+    // goes to the nearest even number.
+    let even = tokens + NO_FRACTION - NO_FRACTION;
+    if tokens - even >= 0.5 { even + 1.0 } else { even }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and not negative")]
+const fn count(whole: f64) -> u64 {
+    whole as u64
 }
 
 /// Token and request counts are far below 2^52, where the conversion stays exact.

@@ -36,7 +36,7 @@ mod cost;
 mod heads;
 mod loss;
 
-use tandem_types::WorkerId;
+use tandem_types::{PrefixMatch, WorkerId};
 
 use crate::{Candidate, Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn, SCORES_MAX};
 
@@ -54,22 +54,50 @@ pub struct Kv {
     config: KvConfig,
     loss: Loss,
     heads: Heads,
+    /// Memory for one decision's work, kept for the next.
+    candidates: Vec<Candidate>,
+    costs: Vec<f64>,
 }
 
 impl Kv {
     /// With these weights.
     #[must_use]
     pub const fn new(config: KvConfig) -> Self {
-        Self { config, loss: Loss::new(), heads: Heads::new() }
+        Self { config, loss: Loss::new(), heads: Heads::new(), candidates: Vec::new(), costs: Vec::new() }
     }
-}
 
-/// A candidate with what it costs.
-#[derive(Debug, Clone, Copy)]
-struct Priced {
-    candidate: Candidate,
-    terms: CostTerms,
-    cost: f64,
+    fn compare(
+        &self,
+        turn: &RouteTurn<'_>,
+        fleet: &dyn Fleet,
+        candidates: &[Candidate],
+        prices: &mut Vec<f64>,
+        rng: &mut Rng,
+    ) -> Option<Choice> {
+        let weights = Weights::of(&self.config, turn.wishes);
+        let costs = Costs::new(&weights, turn, candidates, self.loss.excess(), self.heads.part());
+        let mut walk = turn.prefix.map(PrefixMatch::walk);
+        let mut held = |candidate: &Candidate| walk.as_mut()?.of(candidate.worker);
+        prices.extend(candidates.iter().map(|c| costs.price(*c, held(c), fleet)));
+        let chosen = draw(prices, weights.temperature, rng)?;
+        // Most terms are never looked at: they are made for those that the record keeps.
+        let kept = kept(candidates, prices, chosen, turn.home);
+        let terms: Vec<CostTerms> = kept
+            .iter()
+            .filter_map(|at| candidates.get(*at))
+            .map(|candidate| costs.terms(*candidate, held(candidate), fleet))
+            .collect();
+        let priced = |at: &usize| Some((candidates.get(*at)?.worker, *prices.get(*at)?));
+        let worker = candidates.get(chosen)?.worker;
+        let holds = terms.first().is_some_and(CostTerms::holds_any);
+        Some(Choice {
+            worker,
+            reason: reason(turn, fleet, worker, holds),
+            scores: kept.iter().filter_map(priced).collect(),
+            terms,
+            compared: u32::try_from(candidates.len()).unwrap_or(u32::MAX),
+        })
+    }
 }
 
 impl RoutePolicy for Kv {
@@ -78,81 +106,71 @@ impl RoutePolicy for Kv {
     }
 
     fn choose(&mut self, turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
-        let mut all = Vec::new();
-        fleet.all(&mut all);
-        let weights = Weights::of(&self.config, turn.wishes);
-        let costs = Costs::new(&weights, turn, &all, self.loss.excess(), self.heads.part());
-        let priced: Vec<Priced> = all
-            .into_iter()
-            .map(|candidate| {
-                let terms = costs.terms(candidate, fleet);
-                Priced { candidate, terms, cost: cost::float(terms.total()) }
-            })
-            .collect();
-        let chosen = draw(&priced, weights.temperature, rng)?;
-        // After the choice: what this turn finds at home must not count against home (I-KV-1).
-        self.loss.learn(turn);
-        self.heads.learn(turn);
-        let reason = reason(turn, fleet, &chosen);
-        Some(explain(&priced, chosen, turn.home, reason))
+        let mut candidates = std::mem::take(&mut self.candidates);
+        let mut prices = std::mem::take(&mut self.costs);
+        fleet.all(&mut candidates);
+        let choice = self.compare(turn, fleet, &candidates, &mut prices, rng);
+        candidates.clear();
+        prices.clear();
+        (self.candidates, self.costs) = (candidates, prices);
+        if choice.is_some() {
+            // After the choice: what this turn finds at home must not count against home (I-KV-1).
+            self.loss.learn(turn);
+            self.heads.learn(turn);
+        }
+        choice
     }
 }
 
-/// The cheapest, equals at random; or, with a temperature, any, cheap ones more often.
-fn draw(priced: &[Priced], temperature: f64, rng: &mut Rng) -> Option<Priced> {
-    let least = priced.iter().map(|p| p.cost).fold(f64::INFINITY, f64::min);
-    let most = priced.iter().map(|p| p.cost).fold(f64::NEG_INFINITY, f64::max);
+/// The place of the cheapest, equals at random; or, with a temperature, any, cheap ones more often.
+fn draw(costs: &[f64], temperature: f64, rng: &mut Rng) -> Option<usize> {
+    let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = costs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut equals = costs.iter().enumerate().filter(|(_, cost)| **cost <= least).map(|(at, _)| at);
     if temperature <= 0.0 || most <= least {
-        let equals = || priced.iter().filter(|p| p.cost <= least);
-        let drawn = rng.index(equals().count());
-        return equals().nth(drawn).copied();
+        let drawn = rng.index(equals.clone().count());
+        return equals.nth(drawn);
     }
     // Costs go from 0 to 1 before the temperature divides them: it means the same at every prompt length.
-    let weight = |p: &Priced| (-(p.cost - least) / ((most - least) * temperature)).exp();
-    let mut left = rng.fraction() * priced.iter().map(weight).sum::<f64>();
-    let drawn = priced.iter().find(|&p| {
-        left -= weight(p);
+    let weight = |cost: f64| (-(cost - least) / ((most - least) * temperature)).exp();
+    let mut left = rng.fraction() * costs.iter().copied().map(weight).sum::<f64>();
+    let drawn = costs.iter().position(|&cost| {
+        left -= weight(cost);
         left < 0.0
     });
     // Rounding may leave a rest behind the last one.
-    drawn.or_else(|| priced.iter().find(|p| p.cost <= least)).copied()
+    drawn.or_else(|| equals.next())
 }
 
-fn reason(turn: &RouteTurn<'_>, fleet: &dyn Fleet, chosen: &Priced) -> Reason {
-    let worker = chosen.candidate.worker;
+fn reason(turn: &RouteTurn<'_>, fleet: &dyn Fleet, worker: WorkerId, holds_any: bool) -> Reason {
     match (turn.home, turn.parent_home) {
         (Some(home), _) if home == worker => Reason::Affinity,
         (Some(home), _) if fleet.get(home).is_some() => Reason::CheaperThanHome,
         (Some(_), _) => Reason::HomeUnavailable,
         (None, Some(parent)) if parent == worker => Reason::ParentAffinity,
-        (None, _) if chosen.terms.holds_any() => Reason::Overlap,
+        (None, _) if holds_any => Reason::Overlap,
         (None, _) => Reason::LowestCost,
     }
 }
 
-/// The chosen worker first, then home, then the others, cheapest first, as many as a record may keep.
-fn explain(priced: &[Priced], chosen: Priced, home: Option<WorkerId>, reason: Reason) -> Choice {
-    let worker = chosen.candidate.worker;
-    let rank = |p: &Priced| (p.candidate.worker != worker, Some(p.candidate.worker) != home);
-    let order = |a: &&Priced, b: &&Priced| {
-        rank(a)
-            .cmp(&rank(b))
-            .then(a.cost.total_cmp(&b.cost))
-            .then(a.candidate.worker.cmp(&b.candidate.worker))
-    };
-    let mut kept: Vec<&Priced> = priced.iter().collect();
-    if kept.len() > SCORES_MAX {
-        kept.select_nth_unstable_by(SCORES_MAX, order);
-        kept.truncate(SCORES_MAX);
+/// The places of those that a record keeps: the chosen one first, then home, then the others, cheapest first, the lower
+/// id first among equals.
+fn kept(candidates: &[Candidate], costs: &[f64], chosen: usize, home: Option<WorkerId>) -> Vec<usize> {
+    let at_home = candidates.iter().position(|candidate| Some(candidate.worker) == home);
+    let mut kept = vec![chosen];
+    kept.extend(at_home.filter(|at| *at != chosen));
+    let others = SCORES_MAX - kept.len();
+    let mut cheapest: Vec<(f64, usize)> = Vec::with_capacity(others + 1);
+    for (at, &cost) in costs.iter().enumerate() {
+        let dearest = cheapest.get(others - 1).map_or(f64::INFINITY, |(cost, _)| *cost);
+        if cost >= dearest || at == chosen || Some(at) == at_home {
+            continue;
+        }
+        cheapest.insert(cheapest.partition_point(|(other, _)| *other <= cost), (cost, at));
+        cheapest.truncate(others);
     }
-    kept.sort_unstable_by(order);
-    Choice {
-        worker,
-        reason,
-        scores: kept.iter().map(|p| (p.candidate.worker, p.cost)).collect(),
-        terms: kept.iter().map(|p| p.terms).collect(),
-        compared: u32::try_from(priced.len()).unwrap_or(u32::MAX),
-    }
+    kept.extend(cheapest.into_iter().map(|(_, at)| at));
+    kept
 }
 
 #[cfg(test)]
