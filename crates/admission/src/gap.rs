@@ -22,6 +22,10 @@ const MOST: f64 = 2_048.0;
 pub struct GapModel {
     counts: [f64; BUCKETS],
     total: f64,
+    /// Of each bucket, the sum of those behind it.
+    behind: [f64; BUCKETS],
+    /// Where buckets begin, and where the last one ends.
+    edges: [f64; BUCKETS + 1],
 }
 
 /// Where a bucket begins, in seconds; bucket 0 begins at 0.
@@ -51,7 +55,19 @@ impl GapModel {
             *count = PRIOR * (below(begins(bucket + 1)) - below(begins(bucket)));
         }
         let total = counts.iter().sum();
-        Self { counts, total }
+        let mut edges = [0.0; BUCKETS + 1];
+        edges.iter_mut().enumerate().for_each(|(bucket, edge)| *edge = begins(bucket));
+        let mut model = Self { counts, total, behind: [0.0; BUCKETS], edges };
+        model.add_up();
+        model
+    }
+
+    fn add_up(&mut self) {
+        let mut sum = 0.0;
+        for (behind, count) in self.behind.iter_mut().zip(&self.counts).rev() {
+            *behind = sum;
+            sum += count;
+        }
     }
 
     /// A program came back after this long.
@@ -73,15 +89,16 @@ impl GapModel {
             self.counts.iter_mut().for_each(|count| *count /= 2.0);
             self.total /= 2.0;
         }
+        self.add_up();
     }
 
     /// Pauses longer than this, in observations.
     fn longer(&self, seconds: f64) -> f64 {
         let bucket = bucket_of(seconds);
-        let (from, to) = (begins(bucket), begins(bucket + 1));
+        let at = |list: &[f64], index: usize| list.get(index).copied().unwrap_or_default();
+        let (from, to) = (at(&self.edges, bucket), at(&self.edges, bucket + 1));
         let left = ((to - seconds) / (to - from)).clamp(0.0, 1.0);
-        let inside = self.counts.get(bucket).copied().unwrap_or_default();
-        self.counts.iter().skip(bucket + 1).sum::<f64>() + inside * left
+        at(&self.behind, bucket) + at(&self.counts, bucket) * left
     }
 
     /// How likely a program that has been away for `idle` comes back within `horizon` from now.

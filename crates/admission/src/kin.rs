@@ -112,14 +112,13 @@ impl Kin {
         }
     }
 
-    /// Whether programs that this one spawned are known.
-    pub(crate) fn has_children(&self, program: &ProgramKey) -> bool {
-        self.children.contains_key(program)
-    }
-
-    /// Whether a turn of a program that this one spawned is held.
-    pub(crate) fn child_waits(&self, program: &ProgramKey) -> bool {
-        self.children.get(program).is_some_and(|(_, held)| *held > 0)
+    /// How many programs are known that this one spawned, and how many of their turns are held.
+    pub(crate) fn children(&self, program: &ProgramKey) -> (u32, u32) {
+        if self.children.is_empty() {
+            (0, 0)
+        } else {
+            self.children.get(program).copied().unwrap_or_default()
+        }
     }
 
     /// The first held turns: the tenant that has least for its share comes first, what its turns would take counted as

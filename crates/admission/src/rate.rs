@@ -54,6 +54,11 @@ impl PrefillRate {
         (0..OCTAVES).find_map(nearest).unwrap_or(self.prior)
     }
 
+    /// Tokens a second at the length where that is most.
+    pub(crate) fn fastest(&self) -> f64 {
+        self.seen.iter().flatten().copied().reduce(f64::max).unwrap_or(self.prior)
+    }
+
     /// Seconds to compute a prompt of so many tokens.
     #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
     pub(crate) fn seconds(&self, tokens: u64) -> f64 {

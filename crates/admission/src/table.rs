@@ -14,15 +14,17 @@
 //!   later than their names tell are undercounted by the shorter ones.
 
 mod check;
+mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use tandem_types::{GroupId, PrefixMatch, ProgramKey, TenantId, Time, TurnId, WorkerId};
+use tandem_types::{GroupId, ProgramKey, TenantId, Time, TurnId, WorkerId};
 
 use crate::contract::{Arrival, Capacity, End, Stats};
 use crate::kin::Kin;
+use crate::lies::Lies;
 
 /// Larger counts, which only a broken client reports, count as this many, so that sums stay exact.
 const TOKENS_MAX: u64 = 1 << 40;
@@ -64,6 +66,8 @@ pub(crate) struct Program {
     ending: bool,
     /// Of its next turn's priority, until then.
     pub(crate) demoted_until: Option<Time>,
+    /// Programs that it spawned, and their held turns.
+    pub(crate) children: (u32, u32),
     /// What it is charged for while idle, and where.
     charge: Option<(WorkerId, u64)>,
     /// Longest context among turns that ran side by side.
@@ -86,9 +90,8 @@ pub(crate) struct Turn {
     rank: Time,
     pub(crate) waiting: bool,
     pub(crate) dispatched: Option<Time>,
-    /// Prompt tokens that lie at each worker; `None` for those of which nothing is known.
-    held_at: BTreeMap<WorkerId, Option<u64>>,
-    blocks_known: bool,
+    /// Prompt tokens that lie at each worker, until the prompt is computed.
+    pub(crate) lies: Lies,
     head: Option<u64>,
     charge: Option<(WorkerId, u64)>,
     /// Its program ends with it.
@@ -127,6 +130,12 @@ pub(crate) struct Worker {
     pub(crate) idle_tokens: u64,
     /// Programs charged here while idle.
     pub(crate) idle: BTreeSet<Slot>,
+    /// Programs whose home this is.
+    pub(crate) residents: BTreeSet<Slot>,
+    /// It is in [`Table::changed`].
+    listed: bool,
+    /// Its idle programs are not those of the last look.
+    idle_changed: bool,
     /// Heads counted once: of each group and name, the lengths and how many programs have them.
     heads: BTreeMap<HeadKey, BTreeMap<u64, u32>>,
     /// Their sum.
@@ -148,8 +157,8 @@ pub(crate) struct Rules {
     pub(crate) heads_count_once: bool,
     /// Turns wait in the order of [`Kin::rank`] rather than of arrival.
     pub(crate) kin_ranks: bool,
-    /// What programs leave behind is listed in [`Table::left`].
-    pub(crate) lists_left: bool,
+    /// What programs leave behind is listed in [`Table::left`], and whose charges changed in [`Table::changed`].
+    pub(crate) lists: bool,
 }
 
 #[derive(Debug)]
@@ -159,6 +168,8 @@ pub(crate) struct Table {
     by_key: IndexMap<ProgramKey, Slot>,
     turns: BTreeMap<TurnId, Turn>,
     pub(crate) workers: BTreeMap<WorkerId, Worker>,
+    /// Their ids.
+    ids: Vec<WorkerId>,
     /// Held turns in their order.
     pub(crate) waiting: BTreeSet<(Time, TurnId)>,
     idle: BTreeSet<(Time, Slot)>,
@@ -170,6 +181,8 @@ pub(crate) struct Table {
     pub(crate) kin: Kin,
     /// Caches that are not worth keeping, until somebody takes the list.
     pub(crate) left: Vec<Left>,
+    /// Workers that came, left, or are charged otherwise than before, until somebody takes the list.
+    changed: Vec<WorkerId>,
     pub(crate) stats: Stats,
 }
 
@@ -181,6 +194,7 @@ impl Table {
             by_key: IndexMap::new(),
             turns: BTreeMap::new(),
             workers: BTreeMap::new(),
+            ids: Vec::new(),
             waiting: BTreeSet::new(),
             idle: BTreeSet::new(),
             paused: BTreeSet::new(),
@@ -189,6 +203,7 @@ impl Table {
             rules,
             kin: Kin::default(),
             left: Vec::new(),
+            changed: Vec::new(),
             stats: Stats::default(),
         }
     }
@@ -237,38 +252,6 @@ impl Table {
         self.workers.get(&worker).map_or((0, 0), |w| (w.running_tokens, w.idle_tokens))
     }
 
-    pub(crate) fn worker_ready(&mut self, worker: WorkerId, capacity: Option<Capacity>) {
-        let entry = self.workers.entry(worker).or_default();
-        (entry.ready, entry.capacity) = (true, capacity.filter(|capacity| capacity.device > 0));
-    }
-
-    /// The worker's cache is taken for lost: nobody is at home there any more. Turns that run there stay charged until
-    /// their end is told.
-    pub(crate) fn worker_lost(&mut self, worker: WorkerId) {
-        if !self.workers.contains_key(&worker) {
-            return;
-        }
-        let at_home: Vec<Slot> =
-            self.programs().filter(|(_, p)| p.home == Some(worker)).map(|(slot, _)| slot).collect();
-        for slot in at_home {
-            self.leave_home(slot);
-        }
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.ready = false;
-        }
-        self.sweep(worker);
-    }
-
-    fn sweep(&mut self, worker: WorkerId) {
-        if self
-            .workers
-            .get(&worker)
-            .is_some_and(|w| !w.ready && w.running == 0 && w.idle.is_empty() && w.heads.is_empty())
-        {
-            self.workers.remove(&worker);
-        }
-    }
-
     /// A turn came; it waits. False when the id is taken.
     pub(crate) fn arrive(&mut self, now: Time, arrival: &Arrival<'_>) -> bool {
         if self.turns.contains_key(&arrival.turn) {
@@ -284,8 +267,7 @@ impl Table {
             rank: now - arrival.waited,
             waiting: true,
             dispatched: None,
-            held_at: lies_at(arrival.prefix),
-            blocks_known: arrival.prefix.block_size > 0,
+            lies: Lies::new(arrival.prefix, &self.ids),
             head: arrival.prefix.head,
             charge: None,
             last: arrival.last,
@@ -311,13 +293,17 @@ impl Table {
         if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
             self.kin.held(&program.tenant, (turn.rank, arrival.turn), program.parent.as_ref());
         }
+        self.note_children(slot);
         self.turns.insert(arrival.turn, turn);
         true
     }
 
     /// The program that spawned one, if it is known.
     pub(crate) fn parent(&self, slot: Slot) -> Option<&Program> {
-        let key = self.program(slot)?.parent.as_ref()?;
+        self.by_key(self.program(slot)?.parent.as_ref()?)
+    }
+
+    pub(crate) fn by_key(&self, key: &ProgramKey) -> Option<&Program> {
         self.program(*self.by_key.get(key)?)
     }
 
@@ -335,6 +321,16 @@ impl Table {
         if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
             self.kin.freed(&program.tenant, place, program.parent.as_ref());
         }
+        self.note_children(slot);
+    }
+
+    /// A program may have become its parent's, or its turns wait or do so no more.
+    fn note_children(&mut self, slot: Slot) {
+        let Some(key) = self.program(slot).and_then(|program| program.parent.as_ref()) else { return };
+        let (parent, children) = (self.by_key.get(key).copied(), self.kin.children(key));
+        if let Some(parent) = parent.and_then(|parent| self.program_mut(parent)) {
+            parent.children = children;
+        }
     }
 
     fn insert(&mut self, now: Time, arrival: &Arrival<'_>) -> Slot {
@@ -351,6 +347,7 @@ impl Table {
             tenant: arrival.program.map(|key| key.tenant.clone()).unwrap_or_default(),
             parent: arrival.parent.cloned(),
             group: arrival.group.cloned(),
+            children: key.map_or((0, 0), |key| self.kin.children(key)),
             ..Program::default()
         };
         self.kin.came(now, &program.tenant, program.group.as_ref(), program.parent.as_ref());
@@ -364,6 +361,7 @@ impl Table {
         if let Some(key) = key {
             self.by_key.insert(key.clone(), slot);
         }
+        self.note_children(slot);
         slot
     }
 
@@ -374,18 +372,18 @@ impl Table {
         self.idle.remove(&(program.idle_since.unwrap_or_default(), slot));
         self.paused.remove(&slot);
         self.kin.left(&program.tenant, program.group.as_ref(), program.parent.as_ref());
+        if let Some(parent) = &program.parent
+            && let Some(slot) = self.by_key.get(parent).copied()
+        {
+            let children = self.kin.children(parent);
+            if let Some(parent) = self.program_mut(slot) {
+                parent.children = children;
+            }
+        }
         if let Some(key) = &program.key {
             self.by_key.swap_remove(key);
         }
         self.vacant.push(slot);
-    }
-
-    /// Prompt tokens of a turn that lie at a worker; `None` when nothing is known of that.
-    pub(crate) fn lies(&self, turn: &Turn, worker: WorkerId) -> Option<u64> {
-        match turn.held_at.get(&worker) {
-            Some(tokens) => *tokens,
-            None => turn.blocks_known.then_some(0),
-        }
     }
 
     /// What a turn will take of a worker's room that is not taken already by others' heads.
@@ -393,16 +391,10 @@ impl Table {
         turn.prompt.saturating_sub(self.head(turn, worker))
     }
 
-    /// What a turn will take of any worker at least.
-    pub(crate) fn least_need(&self, turn: &Turn) -> u64 {
-        let most = turn.held_at.values().flatten().max().copied().unwrap_or(0);
-        turn.prompt.saturating_sub(most)
-    }
-
     /// The head of a turn's prompt that others have at a worker.
     fn head(&self, turn: &Turn, worker: WorkerId) -> u64 {
         let Some(program) = self.program(turn.slot).filter(|_| self.rules.heads_count_once) else { return 0 };
-        let lies = self.lies(turn, worker).unwrap_or(0);
+        let lies = turn.lies.at(worker).unwrap_or(0);
         if program.home == Some(worker) { program.shared.min(lies) } else { lies.min(turn.prompt) }
     }
 
@@ -435,7 +427,7 @@ impl Table {
 
     /// Lists what a program has at its home as not worth keeping.
     fn leave_behind(&mut self, slot: Slot) {
-        let Some(program) = self.program(slot).filter(|p| p.ran && self.rules.lists_left) else { return };
+        let Some(program) = self.program(slot).filter(|p| p.ran && self.rules.lists) else { return };
         let (Some(key), Some(home)) = (program.key.clone(), program.home) else { return };
         let left = Left { program: key, worker: home, tokens: program.tokens };
         self.left.push(left);
@@ -460,8 +452,11 @@ impl Table {
         let tokens = turn.prompt.saturating_add(turn.generated).saturating_sub(head).min(TOKENS_MAX);
         if self.program(slot).is_some_and(|program| program.home != Some(worker)) {
             self.leave_home(slot);
+            // Also where nobody has been before.
+            self.worker_entry(worker);
+            self.set_home(slot, Some(worker));
             if let Some(program) = self.program_mut(slot) {
-                (program.home, program.shared, program.head) = (Some(worker), head, name);
+                (program.shared, program.head) = (head, name);
             }
         } else {
             self.count_head(slot, false);
@@ -470,9 +465,10 @@ impl Table {
             }
         }
         self.count_head(slot, true);
-        let entry = self.workers.entry(worker).or_default();
-        entry.running += 1;
-        entry.running_tokens += tokens;
+        if let Some(entry) = self.worker_entry(worker) {
+            entry.running += 1;
+            entry.running_tokens += tokens;
+        }
         if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
             self.kin.charge(&program.tenant, tokens);
         }
@@ -487,11 +483,18 @@ impl Table {
         if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
             self.kin.discharge(&program.tenant, tokens);
         }
-        if let Some(entry) = self.workers.get_mut(&worker) {
+        if let Some(entry) = self.worker_mut(worker) {
             entry.running = entry.running.saturating_sub(1);
             entry.running_tokens = entry.running_tokens.saturating_sub(tokens);
         }
         self.sweep(worker);
+    }
+
+    /// A turn's prompt is computed: where it lay before is of no use any more.
+    pub(crate) fn computed(&mut self, id: TurnId) {
+        if let Some(turn) = self.turns.get_mut(&id) {
+            turn.lies = Lies::default();
+        }
     }
 
     /// A dispatch came to nothing: nothing was computed, and nothing is taken until the next.
@@ -507,7 +510,7 @@ impl Table {
         let Some(program) = self.program(slot) else { return };
         let (Some(home), head) = (program.home, program.shared) else { return };
         let key = (program.group.clone(), program.head);
-        let Some(worker) = self.workers.get_mut(&home).filter(|_| head > 0) else { return };
+        let Some(worker) = self.worker_mut(home).filter(|_| head > 0) else { return };
         let heads = worker.heads.entry(key.clone()).or_default();
         let longest = |heads: &BTreeMap<u64, u32>| heads.last_key_value().map_or(0, |(head, _)| *head);
         let before = longest(heads);
@@ -529,8 +532,9 @@ impl Table {
     fn leave_home(&mut self, slot: Slot) {
         self.discharge_idle(slot);
         self.count_head(slot, false);
+        self.set_home(slot, None);
         if let Some(program) = self.program_mut(slot) {
-            (program.home, program.shared) = (None, 0);
+            program.shared = 0;
         }
     }
 
@@ -541,8 +545,9 @@ impl Table {
         if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
             self.kin.discharge(&program.tenant, tokens);
         }
-        if let Some(entry) = self.workers.get_mut(&worker) {
+        if let Some(entry) = self.worker_mut(worker) {
             entry.idle.remove(&slot);
+            entry.idle_changed = true;
             entry.idle_tokens = entry.idle_tokens.saturating_sub(tokens);
         }
         self.sweep(worker);
@@ -552,8 +557,9 @@ impl Table {
         let Some(program) = self.program(slot) else { return };
         let (true, true, Some(home)) = (program.active, program.is_idle(), program.home) else { return };
         let tokens = program.tokens.saturating_sub(program.shared);
-        let Some(entry) = self.workers.get_mut(&home) else { return };
+        let Some(entry) = self.worker_mut(home) else { return };
         entry.idle.insert(slot);
+        entry.idle_changed = true;
         entry.idle_tokens += tokens;
         if let Some(program) = self.programs.get_mut(slot).and_then(Option::as_mut) {
             program.charge = Some((home, tokens));
@@ -572,10 +578,11 @@ impl Table {
         turn.generated += more;
         if let Some((worker, tokens)) = &mut turn.charge {
             *tokens += more;
-            if let Some(program) = self.programs.get(turn.slot).and_then(Option::as_ref) {
+            let (worker, slot) = (*worker, turn.slot);
+            if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
                 self.kin.charge(&program.tenant, more);
             }
-            if let Some(entry) = self.workers.get_mut(worker) {
+            if let Some(entry) = self.worker_mut(worker) {
                 entry.running_tokens += more;
             }
         }
@@ -627,8 +634,9 @@ impl Table {
         self.idle.remove(&(now, slot));
         if let Some(program) = self.program_mut(slot) {
             (program.active, program.idle_since) = (before.active, Some(since));
-            (program.home, program.shared) = (home, home.map_or(0, |_| before.shared));
+            program.shared = home.map_or(0, |_| before.shared);
         }
+        self.set_home(slot, home);
         self.idle.insert((since, slot));
         self.list_paused(slot);
         self.count_head(slot, true);
@@ -697,9 +705,10 @@ impl Table {
     pub(crate) fn resume_idle(&mut self, slot: Slot, worker: WorkerId) {
         self.leave_home(slot);
         if let Some(program) = self.program_mut(slot) {
-            (program.active, program.home, program.served) = (true, Some(worker), 0);
+            (program.active, program.served) = (true, 0);
             self.stats.resumed += 1;
         }
+        self.set_home(slot, Some(worker));
         self.list_paused(slot);
         self.charge_idle(slot);
     }
@@ -724,10 +733,4 @@ impl Table {
             self.remove(slot);
         }
     }
-}
-
-fn lies_at(prefix: &PrefixMatch) -> BTreeMap<WorkerId, Option<u64>> {
-    let size = u64::from(prefix.block_size);
-    let known = prefix.workers.iter().map(|w| (w.worker, Some(u64::from(w.host.max(w.device)) * size)));
-    prefix.blind.iter().map(|worker| (*worker, None)).chain(known).collect()
 }

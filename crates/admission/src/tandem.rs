@@ -33,19 +33,23 @@
 //!   the policies.
 
 mod config;
+mod fits;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tandem_types::{GroupId, TenantId, Time, TurnId, WorkerId};
 
-use crate::contract::{Action, Arrival, Capacity, End, Event, Grant, HoldReason, Placement, Stats};
+use crate::contract::{Action, Arrival, End, Event, Grant, HoldReason, Placement, Stats};
 use crate::gap::GapModel;
 use crate::rate::PrefillRate;
-use crate::table::{Left, Program, Rules, Slot, Table, Turn, Worker};
+use crate::rooms::{Rooms, Weighed, float};
+use crate::table::{Left, Program, Rules, Slot, Table, Turn};
 use crate::{AdmissionConfig, AdmissionPolicy};
 
 pub use config::TandemConfig;
+
+use fits::{Fit, fewest};
 
 /// While a turn fills its home, or a newcomer any worker, to no more than this, where it goes is not a question of memory,
 /// and routing decides: below three quarters of the pools no gate gains anything (independent hardware campaign,
@@ -78,27 +82,11 @@ struct Kind {
     tools: bool,
 }
 
-/// Idle programs of a worker as they were weighed last.
-#[derive(Debug, Clone, Default)]
-struct Idle {
-    at: Time,
-    weighted: f64,
-    /// Probability of return, tokens, who: least likely first, in tenths, then smallest.
-    list: Vec<(f64, u64, Slot)>,
-}
-
-/// Where a turn can go, and who has to give way for it.
-#[derive(Debug)]
-struct Fit {
-    placement: Placement,
-    victims: Vec<Slot>,
-}
-
-impl Fit {
-    const fn free(placement: Placement) -> Self {
-        Self { placement, victims: Vec::new() }
-    }
-}
+/// Fleets of up to so many workers have all old weighings renewed when they are compared; in larger ones a few are
+/// renewed each time, so that no single comparison pays for all.
+const RENEWED_AT_ONCE: usize = 32;
+/// So many of them.
+const RENEWED_EACH: usize = 2;
 
 /// The policy `tandem`.
 #[derive(Debug)]
@@ -109,16 +97,15 @@ pub(crate) struct Tandem {
     rate: PrefillRate,
     /// Mean length of answers, in tokens.
     answer: f64,
-    idle: BTreeMap<WorkerId, Idle>,
+    rooms: Rooms,
+    /// Workers whose idle programs are to be weighed before they are compared.
+    unweighed: Vec<WorkerId>,
+    /// The overdue turn for which others were to lose most lately: when, and what that would have cost.
+    dear: Option<(TurnId, Time, f64)>,
     /// Seconds of re-prefill that overdue turns may cause.
     credit: f64,
     credit_at: Time,
     next_look: Option<Time>,
-}
-
-#[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-const fn float(tokens: u64) -> f64 {
-    tokens as f64
 }
 
 impl Tandem {
@@ -138,12 +125,14 @@ impl Tandem {
             table: Table::new(
                 config.programs_max,
                 config.program_idle_ttl,
-                Rules { heads_count_once: true, kin_ranks: true, lists_left: true },
+                Rules { heads_count_once: true, kin_ranks: true, lists: true },
             ),
             gaps: gaps.collect(),
             rate: PrefillRate::new(config.tandem.prefill_tokens_per_s),
             answer: 0.0,
-            idle: BTreeMap::new(),
+            rooms: Rooms::default(),
+            unweighed: Vec::new(),
+            dear: None,
             credit: 0.0,
             credit_at: Time::ZERO,
             next_look: None,
@@ -154,10 +143,10 @@ impl Tandem {
     /// How likely an idle program returns before keeping it has cost more than computing it again.
     fn weight(&self, now: Time, program: &Program, resident: u64) -> f64 {
         // Who waits for a subagent that waits itself does not come back before it.
-        if program.key.as_ref().is_some_and(|key| self.table.kin.child_waits(key)) {
+        if program.children.1 > 0 {
             return 0.0;
         }
-        let Some(gaps) = self.gaps.get(&kind(&self.table, program)) else { return 1.0 };
+        let Some(gaps) = self.gaps.get(&kind(program)) else { return 1.0 };
         let away = program.idle_since.map_or(Duration::ZERO, |since| now.since(since));
         let even = float(resident) / self.rate.tokens_per_s(program.tokens);
         let horizon = Duration::from_secs_f64((even * self.config.patience).clamp(0.0, 86_400.0));
@@ -165,151 +154,115 @@ impl Tandem {
         gaps.returns_within(away.div_f64(believed), horizon.div_f64(believed))
     }
 
+    /// Takes over what changed at workers.
+    fn follow(&mut self) {
+        for id in self.table.take_changed() {
+            self.rooms.set(id, self.table.worker(id));
+            if self.table.take_idle_changed(id) {
+                self.touched(Some(id));
+            }
+        }
+    }
+
     /// Weighs a worker's idle programs again if that was long ago or they have changed.
-    fn weigh(&mut self, now: Time, id: WorkerId) {
-        if self.idle.get(&id).is_some_and(|idle| now.since(idle.at) < FRESH) {
-            return;
+    fn weigh(&mut self, now: Time, index: usize) {
+        let Some(mut room) = self.rooms.take(index) else { return };
+        if room.weighed.is_none_or(|at| now.since(at) >= FRESH)
+            && let Some(worker) = self.table.worker(room.id)
+        {
+            let resident = room.capacity.map_or(0, |capacity| capacity.resident);
+            let programs = worker.idle.iter().filter_map(|slot| {
+                let program = self.table.program(*slot)?;
+                Some(Weighed {
+                    weight: self.weight(now, program, resident),
+                    tokens: self.table.idle_charge(*slot),
+                    slot: *slot,
+                    served: program.served >= self.config.turns_at_least,
+                })
+            });
+            room.weigh(now, self.config.give_way, programs);
         }
-        let Some(worker) = self.table.worker(id) else { return };
-        let resident = worker.capacity.map_or(0, |capacity| capacity.resident);
-        let programs = worker.idle.iter().filter_map(|slot| Some((*slot, self.table.program(*slot)?)));
-        let mut list: Vec<(f64, u64, Slot)> = programs
-            .map(|(slot, program)| (self.weight(now, program, resident), self.table.idle_charge(slot), slot))
-            .collect();
-        let tenths = |weight: f64| (weight * 10.0).floor();
-        list.sort_by(|a, b| tenths(a.0).total_cmp(&tenths(b.0)).then((a.1, a.2).cmp(&(b.1, b.2))));
-        let weighted = list.iter().map(|(weight, tokens, _)| weight * float(*tokens)).sum();
-        self.idle.insert(id, Idle { at: now, weighted, list });
+        self.rooms.put(index, room);
     }
 
-    /// A worker's idle programs changed.
+    /// Brings all rooms up to date, for a comparison of the whole fleet.
+    fn renew(&mut self, now: Time) {
+        self.follow();
+        for id in std::mem::take(&mut self.unweighed) {
+            if let Some(index) = self.rooms.taken_up(id) {
+                self.weigh(now, index);
+            }
+        }
+        let all = self.rooms.all().len();
+        let (look, most) = if all <= RENEWED_AT_ONCE { (all, all) } else { (RENEWED_AT_ONCE, RENEWED_EACH) };
+        let mut renewed = 0;
+        for _ in 0..look {
+            let index = self.rooms.next_index();
+            let old = |at: Option<Time>| at.is_none_or(|at| now.since(at) >= FRESH);
+            if self.rooms.all().get(index).is_some_and(|room| old(room.weighed)) {
+                self.weigh(now, index);
+                renewed += 1;
+                if renewed >= most {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A worker's idle programs changed, or what one of them waits for.
     fn touched(&mut self, worker: Option<WorkerId>) {
-        if let Some(worker) = worker {
-            self.idle.remove(&worker);
+        if let Some(worker) = worker.filter(|worker| self.rooms.touch(*worker)) {
+            self.unweighed.push(worker);
         }
-    }
-
-    fn ready(&self) -> Vec<WorkerId> {
-        self.table.workers.iter().filter(|(_, worker)| worker.ready).map(|(id, _)| *id).collect()
-    }
-
-    /// Tokens that running turns will take, their growth and shared heads included.
-    fn running(&self, worker: &Worker) -> f64 {
-        float(worker.running_tokens + worker.shared) + f64::from(worker.running) * self.answer / 2.0
-    }
-
-    fn used(&mut self, now: Time, id: WorkerId) -> f64 {
-        self.weigh(now, id);
-        let idle = self.idle.get(&id).map_or(0.0, |idle| idle.weighted);
-        self.table.worker(id).map_or(0.0, |worker| self.running(worker)) + idle
-    }
-
-    /// Up to how many tokens a worker is filled.
-    fn admits(&self, capacity: Capacity) -> f64 {
-        let part = if capacity.demotes { self.config.admit_demoting } else { self.config.admit };
-        float(capacity.resident) * part
-    }
-
-    /// What running turns may take of a worker.
-    fn running_max(&self, worker: &Worker) -> f64 {
-        worker.capacity.map_or(f64::INFINITY, |capacity| {
-            let below = capacity.resident > capacity.device;
-            float(capacity.device) * if below { self.config.running_max } else { self.config.pause }
-        })
-    }
-
-    /// Whether a turn may run beside those that do. One that is alone may, however large.
-    fn may_run(&self, worker: &Worker, need: f64) -> bool {
-        worker.running == 0 || self.running(worker) + need <= self.running_max(worker)
-    }
-
-    fn need(&self, turn: &Turn, worker: WorkerId) -> f64 {
-        float(self.table.need(turn, worker)) + self.answer
     }
 
     /// Where a turn can go; `reserved` = a worker whose room is kept for another.
     fn place(&mut self, now: Time, id: TurnId, reserved: Option<WorkerId>) -> Result<Fit, HoldReason> {
-        let ready = self.ready();
-        let Some(turn) = self.table.turn(id).cloned() else { return Err(HoldReason::NoRoom) };
+        self.follow();
+        let Some(turn) = self.table.turn(id) else { return Err(HoldReason::NoRoom) };
         let Some(program) = self.table.program(turn.slot) else { return Err(HoldReason::NoRoom) };
-        if ready.is_empty() {
+        if self.rooms.ready == 0 {
             return Ok(Fit::free(Placement::Any));
         }
         let (active, ran, context) = (program.active, program.ran, program.tokens.min(turn.prompt));
         let home = program.home.filter(|home| self.table.is_ready(*home));
-        let lies = |at: WorkerId| self.table.lies(&turn, at);
-        let at_home = home.filter(|home| lies(*home).is_none_or(|tokens| tokens * 2 >= context));
+        let at_home = home.filter(|home| turn.lies.at(*home).is_none_or(|tokens| tokens * 2 >= context));
+        let ask = self.ask(turn);
         if let Some(home) = at_home.filter(|_| active) {
-            let need = self.need(&turn, home);
-            let used = self.used(now, home);
-            let worker = self.table.worker(home).cloned().unwrap_or_default();
-            if !self.may_run(&worker, need) {
+            let need = self.need(ask, home, turn.lies.at(home));
+            if let Some(index) = self.rooms.find(home) {
+                self.weigh(now, index);
+            }
+            let Some(room) = self.rooms.get(home) else { return Err(HoldReason::NoRoom) };
+            if !self.may_run(room, need) {
                 return Err(HoldReason::NoRoom);
             }
-            let roomy = worker.capacity.is_none_or(|c| used + need <= float(c.resident) * ROOMY);
+            let used = self.used(room);
+            let roomy = room.capacity.is_none_or(|c| used + need <= float(c.resident) * ROOMY);
             return Ok(Fit::free(if roomy { Placement::Free(home) } else { Placement::Pin(home) }));
         }
-        let mut best: Option<(f64, u64, Fit)> = None;
-        let mut roomy = reserved.is_none() && at_home.is_none();
-        for at in ready.into_iter().filter(|at| Some(*at) != reserved) {
-            let Some((score, fit)) = self.fit(now, &turn, at) else {
-                roomy = false;
-                continue;
-            };
-            if Some(at) == at_home {
-                return Ok(fit);
-            }
-            roomy &= score <= ROOMY;
-            if best.as_ref().is_none_or(|(least, _, _)| score < *least) {
-                let missing = turn.prompt.saturating_sub(self.table.lies(&turn, at).unwrap_or(0));
-                best = Some((score, missing, fit));
-            }
-        }
+        self.renew(now);
         let held = if ran { HoldReason::Paused } else { HoldReason::NoRoom };
-        let (_, missing, fit) = best.ok_or(held)?;
-        if let Some(charged) = fit.placement.worker().filter(|_| roomy) {
+        let Some(turn) = self.table.turn(id) else { return Err(held) };
+        if let Some(home) = at_home.filter(|home| Some(*home) != reserved)
+            && let Some(fit) = self.fit(ask, home, turn.lies.at(home))
+        {
+            return Ok(fit);
+        }
+        let (best, roomy) = self.best(turn, ask, reserved);
+        let at = best.ok_or(held)?;
+        let lies = turn.lies.at(at);
+        let fit = self.fit(ask, at, lies).ok_or(held)?;
+        if let Some(charged) = fit.placement.worker().filter(|_| roomy && at_home.is_none()) {
             return Ok(Fit::free(Placement::Free(charged)));
         }
         // Waiting for home pays no longer than computing everything elsewhere takes.
-        let spared = at_home.map_or(0, |home| self.table.lies(&turn, home).unwrap_or(context).min(missing));
+        let missing = turn.prompt.saturating_sub(lies.unwrap_or(0));
+        let spared = at_home.map_or(0, |home| turn.lies.at(home).unwrap_or(context).min(missing));
         if spared > 0 && now.since(turn.arrived).as_secs_f64() < self.rate.seconds(spared) {
             return Err(held);
         }
         Ok(fit)
-    }
-
-    /// Whether and how a turn fits at a worker, with a score: the part of the worker that would be taken.
-    fn fit(&mut self, now: Time, turn: &Turn, at: WorkerId) -> Option<(f64, Fit)> {
-        let used = self.used(now, at);
-        let worker = self.table.worker(at)?;
-        let need = self.need(turn, at);
-        let missing = float(turn.prompt.saturating_sub(self.table.lies(turn, at).unwrap_or(0)));
-        let Some(capacity) = worker.capacity else {
-            // Nothing is known of its room: its running turns stand for it.
-            return Some((f64::from(worker.running) * 1e-3, Fit::free(Placement::Prefer(at))));
-        };
-        let resident = float(capacity.resident);
-        let score = (used + need + missing) / resident;
-        let admitted = self.admits(capacity);
-        let lacks = used + need - admitted;
-        if !self.may_run(worker, need) {
-            return None;
-        }
-        if lacks <= 0.0 {
-            return Some((score, Fit::free(Placement::Pin(at))));
-        }
-        let list = &self.idle.get(&at)?.list;
-        let alone = worker.running == 0 && need > admitted;
-        let bound = if alone { f64::INFINITY } else { self.config.give_way };
-        let victims =
-            enough(list.iter().filter(|(weight, _, _)| *weight < bound), if alone { used } else { lacks });
-        let victims = match victims {
-            Some(victims) => victims,
-            None if alone && list.is_empty() => Vec::new(),
-            None => return None,
-        };
-        // Taking a place costs somebody something.
-        Some((score + 1.0, Fit { placement: Placement::Pin(at), victims }))
     }
 
     fn admit(&mut self, now: Time, id: TurnId, fit: Fit, out: &mut Vec<Action>) {
@@ -317,11 +270,8 @@ impl Tandem {
             self.pause(slot, out);
         }
         let slot = self.table.turn(id).map(|turn| turn.slot);
-        let home = slot.and_then(|slot| self.table.program(slot)?.home);
         self.table.admit(id, fit.placement.worker());
-        self.touched(home);
         self.touched(self.parents_home(slot));
-        self.touched(fit.placement.worker());
         out.push(Action::Admit { turn: id, grant: Grant::to(fit.placement) });
         if let Some(worker) = fit.placement.worker() {
             self.relieve(now, worker, out);
@@ -339,23 +289,27 @@ impl Tandem {
     /// Idle programs lose their places until a worker's working set fits again; running ones are marked to lose theirs
     /// when that does not suffice, what they will release counted.
     fn relieve(&mut self, now: Time, id: WorkerId, out: &mut Vec<Action>) {
-        let used = self.used(now, id);
-        let Some(capacity) = self.table.worker(id).and_then(|worker| worker.capacity) else { return };
-        let resident = float(capacity.resident);
+        self.follow();
+        let Some(index) = self.rooms.find(id) else { return };
+        self.weigh(now, index);
+        let Some((room, capacity)) = self.rooms.get(id).and_then(|room| Some((room, room.capacity?))) else {
+            return;
+        };
+        let (used, resident) = (self.used(room), float(capacity.resident));
         if used <= resident * self.config.pause {
             return;
         }
         let mut lacks = used - resident * self.config.pause_to;
-        let list = self.idle.get(&id).map(|idle| idle.list.clone()).unwrap_or_default();
-        let counted: Vec<(f64, u64, Slot)> =
-            list.into_iter().filter(|(weight, _, _)| *weight > 0.05).collect();
-        let victims = fewest(&counted, &mut lacks);
+        let victims = fewest(room.list.iter().filter(|idle| idle.weight > 0.05), &mut lacks);
         victims.into_iter().for_each(|slot| self.pause(slot, out));
         if lacks <= 0.0 {
             return;
         }
         let mut running: Vec<(u64, Slot)> = Vec::new();
-        for (slot, program) in self.table.programs().filter(|(_, p)| p.running > 0 && p.home == Some(id)) {
+        let residents = self.table.worker(id).map(|worker| &worker.residents);
+        let programs =
+            residents.into_iter().flatten().filter_map(|slot| Some((*slot, self.table.program(*slot)?)));
+        for (slot, program) in programs.filter(|(_, program)| program.running > 0) {
             let turns = program.live.iter().filter_map(|turn| self.table.turn(*turn));
             let tokens = turns.filter(|turn| !turn.waiting).map(|turn| turn.prompt + turn.generated).sum();
             if program.marked {
@@ -382,8 +336,9 @@ impl Tandem {
     /// Lets waiting turns in that fit, in their order. An overdue one keeps room for itself.
     fn pump(&mut self, now: Time, out: &mut Vec<Action>) {
         self.earn(now);
+        self.renew(now);
         let mut reserved = None;
-        let mut room = self.room(now);
+        let mut bound = None;
         let mut begun = None;
         for id in self.queue(TRIED_MAX) {
             let overdue = self.is_overdue(now, id);
@@ -392,24 +347,25 @@ impl Tandem {
                 continue;
             }
             begun = begun.or(group);
-            let hopeless = |turn: &Turn| {
-                let active = self.table.program(turn.slot).is_some_and(|program| program.active);
-                !active && float(self.table.least_need(turn)) > room
-            };
-            if self.table.turn(id).is_some_and(hopeless) && !(overdue && reserved.is_none()) {
+            let free = *bound.get_or_insert_with(|| self.bound());
+            let hopeless = self.is_hopeless(id, free, reserved);
+            let serves = overdue && reserved.is_none();
+            if hopeless && !serves {
                 continue;
             }
-            match self.place(now, id, reserved) {
-                Ok(fit) => {
-                    self.admit(now, id, fit, out);
-                    room = self.room(now);
-                }
-                Err(_) if overdue && reserved.is_none() => {
+            let placed = if hopeless { Err(HoldReason::NoRoom) } else { self.place(now, id, reserved) };
+            match placed {
+                Ok(fit) => self.admit(now, id, fit, out),
+                Err(_) if serves => {
                     reserved = self.serve_overdue(now, id, out);
-                    room = self.room(now);
+                    if reserved.is_some() {
+                        continue;
+                    }
                 }
-                Err(_) => {}
+                Err(_) => continue,
             }
+            self.renew(now);
+            bound = None;
         }
         self.next_look = (!self.table.waiting.is_empty()).then(|| now + LOOK);
     }
@@ -437,21 +393,6 @@ impl Tandem {
         before.filter_map(|other| self.new_in_group(other)).any(|other| other != group)
     }
 
-    /// The most that any worker could take, were all who may give way to do so; a bound that spares looking closer.
-    fn room(&mut self, now: Time) -> f64 {
-        let mut most = 0.0_f64;
-        for at in self.ready() {
-            let used = self.used(now, at);
-            let Some(worker) = self.table.worker(at) else { continue };
-            let Some(capacity) = worker.capacity.filter(|_| worker.running > 0) else { return f64::INFINITY };
-            let list = self.idle.get(&at).map_or(&[][..], |idle| &idle.list);
-            let giving = list.iter().filter(|(weight, _, _)| *weight < self.config.give_way);
-            let giving: f64 = giving.map(|(weight, tokens, _)| weight * float(*tokens)).sum();
-            most = most.max(float(capacity.resident) * self.config.pause - used + giving);
-        }
-        most
-    }
-
     fn is_overdue(&self, now: Time, id: TurnId) -> bool {
         let Some(turn) = self.table.turn(id) else { return false };
         let tenant = self.table.program(turn.slot).map(|program| &program.tenant);
@@ -466,17 +407,21 @@ impl Tandem {
     }
 
     fn roomiest(&mut self, now: Time) -> Option<WorkerId> {
-        let room = |at: WorkerId, policy: &mut Self| {
-            let used = policy.used(now, at);
-            let capacity = policy.table.worker(at)?.capacity?;
-            Some((policy.admits(capacity) - used, at))
-        };
-        let all: Vec<(f64, WorkerId)> = self.ready().into_iter().filter_map(|at| room(at, self)).collect();
-        all.into_iter().max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map(|(_, at)| at)
+        self.renew(now);
+        let mut best: Option<(f64, WorkerId)> = None;
+        for room in self.rooms.ready() {
+            let Some(capacity) = room.capacity else { continue };
+            let free = self.admits(capacity) - self.used(room);
+            if best.is_none_or(|(most, _)| free > most) {
+                best = Some((free, room.id));
+            }
+        }
+        best.map(|(_, at)| at)
     }
 
     fn earn(&mut self, now: Time) {
-        let workers = float(self.table.workers.values().filter(|worker| worker.ready).count() as u64);
+        self.follow();
+        let workers = float(self.rooms.ready as u64);
         let earned = |time: Duration| time.as_secs_f64() * workers * self.config.reprefill_share;
         self.credit = (self.credit + earned(now.since(self.credit_at))).min(earned(CREDIT_MAX));
         self.credit_at = now;
@@ -485,41 +430,25 @@ impl Tandem {
     /// Takes room for an overdue turn from idle programs that have had their turns, as long as the budget pays for what
     /// they lose. The worker whose room is kept for it if it could not be let in.
     fn serve_overdue(&mut self, now: Time, id: TurnId, out: &mut Vec<Action>) -> Option<WorkerId> {
-        let turn = self.table.turn(id).cloned()?;
-        let mut best: Option<(f64, Fit)> = None;
-        for at in self.ready() {
-            let used = self.used(now, at);
-            let Some(worker) = self.table.worker(at) else { continue };
-            let (need, Some(capacity)) = (self.need(&turn, at), worker.capacity) else { continue };
-            if !self.may_run(worker, need) {
-                continue;
-            }
-            let lacks = used + need - self.admits(capacity);
-            let mut list = self.idle.get(&at).map(|idle| idle.list.clone()).unwrap_or_default();
-            let had =
-                |slot: Slot| self.table.program(slot).is_some_and(|p| p.served >= self.config.turns_at_least);
-            list.retain(|(_, _, slot)| had(*slot));
-            let mut left = lacks;
-            let victims = fewest(&list, &mut left);
-            if left > 0.0 {
-                continue;
-            }
-            let lost = |slot: &Slot| {
-                let found = list.iter().find(|(_, _, s)| s == slot);
-                found.map_or(0.0, |(weight, tokens, _)| weight * self.rate.seconds(*tokens))
-            };
-            let cost = victims.iter().map(lost).sum::<f64>() * COST;
-            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                best = Some((cost, Fit { placement: Placement::Pin(at), victims }));
-            }
+        // What was too dear a moment ago is so still, until the budget has grown.
+        let dear = self.dear.is_some_and(|(turn, at, cost)| {
+            turn == id && now.since(at) < FRESH && now >= at && self.credit < cost
+        });
+        if dear {
+            return self.roomiest(now);
         }
+        self.renew(now);
+        let best = self.cheapest(id);
         match best {
             Some((cost, fit)) if cost <= self.credit => {
                 self.credit -= cost;
                 self.admit(now, id, fit, out);
                 None
             }
-            _ => self.roomiest(now),
+            _ => {
+                self.dear = Some((id, now, best.map_or(f64::INFINITY, |(cost, _)| cost)));
+                self.roomiest(now)
+            }
         }
     }
 
@@ -557,7 +486,7 @@ impl Tandem {
     fn learn_gap(&mut self, now: Time, id: TurnId) {
         let Some(turn) = self.table.turn(id) else { return };
         let since = turn.away_since();
-        let Some(kind) = self.table.program(turn.slot).map(|program| kind(&self.table, program)) else {
+        let Some(kind) = self.table.program(turn.slot).map(kind) else {
             return;
         };
         if let (Some(since), Some(gaps)) = (since, self.gaps.get_mut(&kind)) {
@@ -584,22 +513,27 @@ impl Tandem {
 
     fn first_token(&mut self, now: Time, id: TurnId) {
         let Some(turn) = self.table.turn(id) else { return };
-        let (Some(since), Some(at)) = (turn.dispatched, turn.at()) else { return };
         // Only where most was missing: what comes behind a long prefix takes longer for each token.
-        if let Some(lies) = self.table.lies(turn, at).filter(|lies| lies * 2 <= turn.prompt) {
+        if let (Some(since), Some(at)) = (turn.dispatched, turn.at())
+            && let Some(lies) = turn.lies.at(at).filter(|lies| lies * 2 <= turn.prompt)
+        {
             self.rate.sample(turn.prompt - lies, now.since(since));
         }
+        self.table.computed(id);
     }
 
     fn expire(&mut self, now: Time) {
         let mut gone = Vec::new();
-        self.table.expire(now, |table, program| gone.push(kind(table, program)));
-        for kind in gone {
+        self.table.expire(now, |table, program| {
+            let parent = program.parent.as_ref().and_then(|key| table.by_key(key));
+            gone.push((kind(program), parent.and_then(|parent| parent.home)));
+        });
+        for (kind, parents_home) in gone {
             if let Some(gaps) = self.gaps.get_mut(&kind) {
                 gaps.never();
             }
+            self.touched(parents_home);
         }
-        self.idle.clear();
     }
 
     fn take_in(&mut self, now: Time, event: &Event<'_>, out: &mut Vec<Action>) {
@@ -638,8 +572,10 @@ impl Tandem {
                 self.left(idle, home, out);
             }
             Event::SessionEnd { program } => {
+                let parent = self.table.by_key(program).and_then(|known| known.parent.as_ref());
+                let parents_home = parent.and_then(|key| self.table.by_key(key)?.home);
                 self.table.session_end(program);
-                self.idle.clear();
+                self.touched(parents_home);
             }
         }
         self.pump(now, out);
@@ -652,39 +588,8 @@ impl Tandem {
     }
 }
 
-fn kind(table: &Table, program: &Program) -> Kind {
-    let spawned = program.key.as_ref().is_some_and(|key| table.kin.has_children(key));
-    Kind { subagent: program.parent.is_some(), spawned, tools: program.tools }
-}
-
-/// The first of those listed that free enough together; `None` = all of them do not.
-fn enough<'a>(list: impl Iterator<Item = &'a (f64, u64, Slot)>, lacks: f64) -> Option<Vec<Slot>> {
-    let (mut left, mut taken) = (lacks, Vec::new());
-    for (weight, tokens, slot) in list {
-        if left <= 0.0 {
-            break;
-        }
-        left -= weight * float(*tokens);
-        taken.push(*slot);
-    }
-    (left <= 0.0).then_some(taken)
-}
-
-/// Those who free enough with the least to spare: one where one suffices, else the largest and so on. What is left over
-/// when all of them do not suffice stays in `lacks`.
-fn fewest(list: &[(f64, u64, Slot)], lacks: &mut f64) -> Vec<Slot> {
-    let mut rest: Vec<(f64, Slot)> =
-        list.iter().map(|(weight, tokens, slot)| (weight * float(*tokens), *slot)).collect();
-    rest.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let mut taken = Vec::new();
-    while *lacks > 0.0 {
-        let suffices = rest.partition_point(|(frees, _)| *frees < *lacks);
-        let at = if suffices < rest.len() { suffices } else { rest.len().wrapping_sub(1) };
-        let Some((frees, slot)) = (at < rest.len()).then(|| rest.remove(at)) else { break };
-        *lacks -= frees;
-        taken.push(slot);
-    }
-    taken
+const fn kind(program: &Program) -> Kind {
+    Kind { subagent: program.parent.is_some(), spawned: program.children.0 > 0, tools: program.tools }
 }
 
 impl AdmissionPolicy for Tandem {
@@ -721,6 +626,7 @@ impl AdmissionPolicy for Tandem {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.table.check()
+        self.table.check()?;
+        self.rooms.check(&self.table)
     }
 }

@@ -166,11 +166,7 @@ impl ThunderAgent {
             table: Table::new(
                 config.programs_max,
                 config.program_idle_ttl,
-                Rules {
-                    heads_count_once: config.thunderagent.shared_once,
-                    kin_ranks: false,
-                    lists_left: false,
-                },
+                Rules { heads_count_once: config.thunderagent.shared_once, kin_ranks: false, lists: false },
             ),
             now: Time::ZERO,
             next_tick: None,

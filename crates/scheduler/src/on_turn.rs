@@ -177,7 +177,8 @@ impl Scheduler {
     }
 
     pub(crate) fn on_first_token(&mut self, id: TurnId) {
-        let Some(Turn { phase: Phase::Running { started, answering, .. }, .. }) = self.turns.get_mut(id)
+        let Some(Turn { phase: Phase::Running { started, answering, .. }, arrival, .. }) =
+            self.turns.get_mut(id)
         else {
             return self.misplaced(id);
         };
@@ -186,6 +187,8 @@ impl Scheduler {
             return;
         }
         *started = true;
+        // It is not placed again: where its prompt lay is of no use any more, and in a large fleet it is most of a turn.
+        arrival.prefix = PrefixMatch::unknown();
         self.turns.answer_began(id);
         self.end_prefill(id, Signal::Success);
         self.prefill_done(id);

@@ -35,6 +35,7 @@ impl Table {
                 sums.3.insert(slot);
             }
         }
+        self.check_homes()?;
         let paused = |(slot, p): (Slot, &Program)| (p.is_idle() && !p.active) == self.paused.contains(&slot);
         if !self.programs().all(paused) {
             return Err("a paused program is not listed, or another one is".to_owned());
@@ -77,5 +78,30 @@ impl Table {
         } else {
             Err(format!("tenants have {found:?}, and {:?} is counted", self.kin.tenants))
         }
+    }
+
+    fn check_homes(&self) -> Result<(), String> {
+        for (slot, program) in self.programs() {
+            let told = program.key.as_ref().map_or((0, 0), |key| self.kin.children(key));
+            if program.children != told {
+                return Err(format!(
+                    "program {slot} has {:?} children, {told:?} are known",
+                    program.children
+                ));
+            }
+            let home = program.home.and_then(|home| self.workers.get(&home));
+            if home.is_some_and(|home| !home.residents.contains(&slot)) {
+                return Err(format!("program {slot} is not listed at its home"));
+            }
+        }
+        if !self.workers.keys().eq(&self.ids) {
+            return Err("the list of workers' ids is not that of the workers".to_owned());
+        }
+        let known = |home: WorkerId| self.workers.contains_key(&home);
+        let at_home = self.programs().filter(|(_, program)| program.home.is_some_and(known)).count();
+        if self.workers.values().map(|worker| worker.residents.len()).sum::<usize>() != at_home {
+            return Err("a program is listed at a worker that is not its home".to_owned());
+        }
+        Ok(())
     }
 }

@@ -144,7 +144,7 @@ fn drain(policy: &str, world: &mut World, mut open: Open, mut clock: f64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// I-GAT-1, I-GAT-2, I-GAT-4, I-GAT-5, I-ATB-1, I-ATB-2, I-ATB-3, I-TAN-1; the table is counted again after
+    /// I-GAT-1, I-GAT-2, I-GAT-4, I-GAT-5, I-ATB-1, I-ATB-2, I-ATB-3, I-ROM-1, I-TAN-1; the table is counted again after
     /// every step.
     #[test]
     fn nothing_leaks_and_every_hold_ends(steps in prop::collection::vec(step(), 1..250), disturbed in any::<bool>()) {

@@ -472,7 +472,7 @@ fn storm(seed: u64, steps: usize) -> (Counters, Stats) {
 }
 
 /// The driver checks I-SCH-1, I-SCH-2, I-SCH-4, I-SCH-5, I-SCH-7, I-SCH-8, I-SCH-12 and I-PAIR-1; [`invariants::check`] these from
-/// within and I-SCH-6, I-SCH-11, I-PAIR-1, I-QUE-1, I-WRK-1, I-WRK-2, I-WRK-3, I-PRG-1, I-PRG-2, I-PRG-3, I-PRG-4,
+/// within and I-SCH-6, I-SCH-11, I-PAIR-1, I-QUE-1, I-WRK-1, I-WRK-2, I-WRK-3, I-WRK-4, I-PRG-1, I-PRG-2, I-PRG-3, I-PRG-4,
 /// I-BRK-2, I-GTE-1, I-GTE-2, I-GTP-1 and I-GTP-2. The queued prefill of I-SCH-11 is what I-KV-5 asks of the scheduler. I-SCH-6 asks the plan of each held turn
 /// (I-PAIR-3): by it the turn can go nowhere.
 #[test]
