@@ -16,8 +16,8 @@ from rollout_load import Load, engines, play, report
 
 ROLLOUTS = int(os.environ.get("TANDEM_ROLLOUTS", "2048"))
 ENGINES = 4
-# Four times this is a fifth of what the rollouts hold in all when each is half done.
-POOL = 500_000 * ROLLOUTS // 2048
+# Whole blocks; four times this is a fifth of what the rollouts hold in all when each is half done.
+POOL = 500_000 * ROLLOUTS // 2048 // 16 * 16
 HOLD = ("x-tandem-hold-max", "1500")
 
 
