@@ -49,6 +49,8 @@ pub(crate) struct Program {
     pub(crate) shared: u64,
     /// What that head is called.
     head: Option<u64>,
+    /// How much others had computed of its first prompt where it ran first.
+    others: u64,
     /// Turns that came.
     pub(crate) steps: u64,
     /// Turns that ran since it was let in.
@@ -63,6 +65,9 @@ pub(crate) struct Program {
     pub(crate) tools: bool,
     pub(crate) marked: bool,
     pub(crate) ran: bool,
+    /// Its last turn found less than half of its context where that was to lie, by the engine's count or, where that is
+    /// missing, by what was told before.
+    pub(crate) cold: bool,
     ending: bool,
     /// Of its next turn's priority, until then.
     pub(crate) demoted_until: Option<Time>,
@@ -74,7 +79,31 @@ pub(crate) struct Program {
     peak: u64,
 }
 
+/// What of a program's prompts others have computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads {
+    home: Option<WorkerId>,
+    /// At home.
+    shared: u64,
+    /// Elsewhere, at most.
+    others: u64,
+}
+
+impl Heads {
+    /// The head at a worker where so much of the prompt lies.
+    pub(crate) fn at(self, worker: WorkerId, lies: Option<u64>) -> u64 {
+        let most = if self.home == Some(worker) { self.shared } else { self.others };
+        lies.unwrap_or(0).min(most)
+    }
+}
+
 impl Program {
+    /// Elsewhere than at home, what lies there of a program that has run may be its own from an earlier stay.
+    pub(crate) fn heads(&self) -> Heads {
+        let others = if self.ran { self.others } else { u64::MAX };
+        Heads { home: self.home, shared: self.shared, others }
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.live.is_empty()
     }
@@ -90,6 +119,10 @@ pub(crate) struct Turn {
     rank: Time,
     pub(crate) waiting: bool,
     pub(crate) dispatched: Option<Time>,
+    /// From there to the first token of its answer.
+    pub(crate) first_after: Option<Duration>,
+    /// Tokens of its prompt that were said to lie where it ran.
+    pub(crate) told: Option<u64>,
     /// Prompt tokens that lie at each worker, until the prompt is computed.
     pub(crate) lies: Lies,
     head: Option<u64>,
@@ -267,6 +300,8 @@ impl Table {
             rank: now - arrival.waited,
             waiting: true,
             dispatched: None,
+            first_after: None,
+            told: None,
             lies: Lies::new(arrival.prefix, &self.ids),
             head: arrival.prefix.head,
             charge: None,
@@ -394,8 +429,7 @@ impl Table {
     /// The head of a turn's prompt that others have at a worker.
     fn head(&self, turn: &Turn, worker: WorkerId) -> u64 {
         let Some(program) = self.program(turn.slot).filter(|_| self.rules.heads_count_once) else { return 0 };
-        let lies = turn.lies.at(worker).unwrap_or(0);
-        if program.home == Some(worker) { program.shared.min(lies) } else { lies.min(turn.prompt) }
+        program.heads().at(worker, turn.lies.at(worker)).min(turn.prompt)
     }
 
     /// Lets a turn go, to a worker where its room is taken at once.
@@ -464,6 +498,9 @@ impl Table {
                 (program.shared, program.head) = (head, name);
             }
         }
+        if let Some(program) = self.program_mut(slot).filter(|program| !program.ran) {
+            program.others = head;
+        }
         self.count_head(slot, true);
         if let Some(entry) = self.worker_entry(worker) {
             entry.running += 1;
@@ -474,6 +511,7 @@ impl Table {
         }
         if let Some(turn) = self.turns.get_mut(&id) {
             turn.charge = Some((worker, tokens));
+            turn.told = turn.lies.at(worker);
         }
     }
 
@@ -491,8 +529,9 @@ impl Table {
     }
 
     /// A turn's prompt is computed: where it lay before is of no use any more.
-    pub(crate) fn computed(&mut self, id: TurnId) {
+    pub(crate) fn computed(&mut self, now: Time, id: TurnId) {
         if let Some(turn) = self.turns.get_mut(&id) {
+            turn.first_after = turn.dispatched.map(|since| now.since(since));
             turn.lies = Lies::default();
         }
     }
@@ -594,7 +633,11 @@ impl Table {
         let known = end.usage.map(|usage| usage.input_tokens.saturating_add(usage.output_tokens));
         let tokens = known.unwrap_or_else(|| turn.prompt.saturating_add(turn.generated)).min(TOKENS_MAX);
         let slot = turn.slot;
+        let found = end.usage.and_then(|usage| usage.cached_tokens).or(turn.told);
+        let expected = turn.before.tokens.min(turn.prompt);
+        let cold = turn.before.active && found.is_some_and(|found| found.saturating_mul(2) < expected);
         if let Some(program) = self.program_mut(slot) {
+            program.cold = cold;
             program.peak = program.peak.max(tokens);
             program.tools = end.tools;
             program.served += 1;

@@ -6,8 +6,9 @@
 //! - Horizon: keeping a context for that long takes as much of the worker as computing it again. With a prefill rate r
 //!   and a pool of C tokens that is C / r, r being that of the context's length, times [`TandemConfig::patience`]: memory
 //!   is worth less than time, since the last programs let in add less output than the first. Rates are learned.
-//! - A turn of a program that has a place, whose cache still lies at home, goes home unless running turns alone fill the
-//!   pool; idle programs lose their places until all fits again, those that free enough with the least to spare. Any
+//! - A turn of a program that has a place goes home unless running turns alone fill the pool. Where its cache is told not to
+//!   lie there any more, that is believed once the engine's count of its last turn has said the same: events of caches
+//!   can be lost, and a place is a promise; idle programs lose their places until all fits again, those that free enough with the least to spare. Any
 //!   other turn waits for room below [`TandemConfig::admit`]; idle programs that are less likely to return than not give
 //!   way to it.
 //! - Placement: home while its cache lies there and it fits; else where most room is left, a prompt's missing tokens
@@ -225,8 +226,10 @@ impl Tandem {
             return Ok(Fit::free(Placement::Any));
         }
         let (active, ran, context) = (program.active, program.ran, program.tokens.min(turn.prompt));
+        let trusted = active && !program.cold;
         let home = program.home.filter(|home| self.table.is_ready(*home));
-        let at_home = home.filter(|home| turn.lies.at(*home).is_none_or(|tokens| tokens * 2 >= context));
+        let at_home =
+            home.filter(|home| trusted || turn.lies.at(*home).is_none_or(|tokens| tokens * 2 >= context));
         let ask = self.ask(turn);
         if let Some(home) = at_home.filter(|_| active) {
             let need = self.need(ask, home, turn.lies.at(home));
@@ -495,6 +498,7 @@ impl Tandem {
     }
 
     fn ended(&mut self, now: Time, id: TurnId, end: &End, out: &mut Vec<Action>) {
+        self.learn_rate(id, end);
         if let Some(usage) = end.usage {
             let output = float(usage.output_tokens.min(1 << 20));
             self.answer += (output - self.answer) * if self.answer > 0.0 { 0.02 } else { 1.0 };
@@ -511,15 +515,16 @@ impl Tandem {
         }
     }
 
-    fn first_token(&mut self, now: Time, id: TurnId) {
+    /// How fast a prompt was computed that is there now. What of it was cached is known for sure only from the engine: a
+    /// cache that is not known of would make the worker look fast beyond measure.
+    fn learn_rate(&mut self, id: TurnId, end: &End) {
         let Some(turn) = self.table.turn(id) else { return };
+        let Some(took) = turn.first_after else { return };
+        let cached = end.usage.and_then(|usage| usage.cached_tokens).or(turn.told);
         // Only where most was missing: what comes behind a long prefix takes longer for each token.
-        if let (Some(since), Some(at)) = (turn.dispatched, turn.at())
-            && let Some(lies) = turn.lies.at(at).filter(|lies| lies * 2 <= turn.prompt)
-        {
-            self.rate.sample(turn.prompt - lies, now.since(since));
+        if let Some(cached) = cached.filter(|cached| cached.saturating_mul(2) <= turn.prompt) {
+            self.rate.sample(turn.prompt - cached, took);
         }
-        self.table.computed(id);
     }
 
     fn expire(&mut self, now: Time) {
@@ -555,7 +560,7 @@ impl Tandem {
                 return;
             }
             Event::Undispatched { turn } => self.table.undispatched(*turn),
-            Event::FirstToken { turn } => return self.first_token(now, *turn),
+            Event::FirstToken { turn } => return self.table.computed(now, *turn),
             Event::Progress { turn, generated } => {
                 self.table.progress(*turn, *generated);
                 if let Some(worker) = self.table.turn(*turn).and_then(Turn::at) {

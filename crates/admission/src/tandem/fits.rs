@@ -7,25 +7,20 @@ use tandem_types::{TurnId, WorkerId};
 use super::{COST, ROOMY, Tandem};
 use crate::contract::{Capacity, Placement};
 use crate::rooms::{Room, Weighed, float};
-use crate::table::{Slot, Turn};
+use crate::table::{Heads, Program, Slot, Turn};
 
 /// What a turn asks of any worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ask {
     pub(super) prompt: u64,
-    /// Where its program lies, and the head that others have there.
-    pub(super) home: Option<(WorkerId, u64)>,
+    /// What of it others have computed.
+    pub(super) heads: Heads,
 }
 
 impl Ask {
     /// Tokens that it will take of a worker's room that others' heads do not take already.
     pub(super) fn need(self, at: WorkerId, lies: Option<u64>) -> u64 {
-        let lies = lies.unwrap_or(0);
-        let head = match self.home {
-            Some((home, shared)) if home == at => shared.min(lies),
-            _ => lies,
-        };
-        self.prompt.saturating_sub(head)
+        self.prompt.saturating_sub(self.heads.at(at, lies))
     }
 }
 
@@ -92,9 +87,8 @@ impl Tandem {
     }
 
     pub(super) fn ask(&self, turn: &Turn) -> Ask {
-        let program = self.table.program(turn.slot);
-        let home = program.and_then(|program| Some((program.home?, program.shared)));
-        Ask { prompt: turn.prompt, home }
+        let heads = self.table.program(turn.slot).map_or_else(|| Program::default().heads(), Program::heads);
+        Ask { prompt: turn.prompt, heads }
     }
 
     /// The worker of which a turn takes the least part, and whether all have room to spare.

@@ -166,6 +166,17 @@ impl World {
         self.tell(&Event::Ended { turn: TurnId(turn), end: End { usage, tools } });
     }
 
+    /// As [`World::end`], and the engine says how much of the prompt it found cached.
+    pub(crate) fn end_counted(&mut self, turn: u64, tokens: u64, cached: u64) {
+        let usage = Usage {
+            input_tokens: tokens - 1,
+            output_tokens: 1,
+            cached_tokens: Some(cached),
+            ..Usage::default()
+        };
+        self.tell(&Event::Ended { turn: TurnId(turn), end: End { usage: Some(usage), tools: true } });
+    }
+
     /// A program that has run one turn and waits for its tools with this context.
     pub(crate) fn acting(&mut self, program: &str, tokens: u64) {
         let turn = self.arrive(program, tokens);

@@ -62,6 +62,8 @@ fn caches_that_programs_leave_behind_are_named() {
     // It goes on elsewhere, since nothing of it lies at home any more.
     let home = world.worker(a);
     let gone = lies(&[(w(home.engine.0), 0), (w(1 - home.engine.0), 4_000)], 4_100);
+    let again = world.arrive_with("a", 4_000, &gone);
+    world.end(again, 4_000);
     let moved = world.arrive_with("a", 4_100, &gone);
     assert_eq!(world.worker(moved), w(1 - home.engine.0));
     assert_eq!(world.demoted, [("a".to_owned(), home.engine.0, 4_000)]);
@@ -170,8 +172,61 @@ fn a_program_whose_cache_is_gone_queues_like_a_newcomer() {
     let b = world.arrive_with("b", 5_200, &lies(&[(w(0), 5_000)], 5_200));
     assert!(world.runs(b), "it lies there");
     world.end(b, 5_200);
-    let a = world.arrive_with("a", 5_000, &lies(&[(w(0), 1_000)], 5_000));
+    // Word of what lies there may be lost: a program with a place goes home all the same, once.
+    let gone = |prompt| lies(&[(w(0), 1_000)], prompt);
+    let a = world.arrive_with("a", 4_100, &gone(4_100));
+    assert!(world.runs(a), "it has a place");
+    world.end(a, 4_100);
+    let a = world.arrive_with("a", 5_000, &gone(5_000));
     assert_eq!(world.held(a), HoldReason::Paused, "3,000 of 4,000 are gone, and 5,200 + 5,000 exceed 9,500");
+}
+
+/// What a program finds where it was before is its own, and no head that others have taken room for already.
+#[test]
+fn a_program_that_comes_back_to_a_worker_takes_all_of_its_room() {
+    let mut world = world(&[10_000, 10_000]);
+    let others = lies(&[(w(0), 500)], 4_000);
+    let a = world.arrive_with("a", 4_000, &others);
+    assert_eq!(world.charged(0).0, 3_500, "500 are others'");
+    world.end(a, 4_000);
+    for (at, prompt, charge) in [(1, 4_100, 4_100), (0, 4_200, 3_700)] {
+        let own = lies(&[(w(0), 4_000)], prompt);
+        let a = world.arrive_with("a", prompt, &own);
+        world.tell(&Event::Dispatched { turn: tandem_types::TurnId(a), worker: w(at) });
+        assert_eq!(world.charged(at).0, charge, "of its head others have 500 at worker 0 and nothing at 1");
+        world.end(a, prompt);
+    }
+}
+
+/// Events of a cache are lost: 4,000 tokens lie at home and nothing is told of them. The first token comes at once, and
+/// does not mean that 4,000 were computed at once, for then memory would be cheap and no idle program worth keeping.
+#[test]
+fn a_cache_that_was_not_known_of_says_nothing_of_the_prefill_rate() {
+    for (cached, keeps) in [(3_999, true), (0, false)] {
+        let mut world = world(&[10_000]);
+        world.acting("a", 4_000);
+        let a = world.arrive_with("a", 4_100, &lies(&[(w(0), 0)], 4_100));
+        world.at(0.02);
+        world.tell(&Event::FirstToken { turn: tandem_types::TurnId(a) });
+        world.end_counted(a, 4_100, cached);
+        let b = world.arrive("b", 7_000);
+        assert_eq!(!world.runs(b), keeps, "{cached}");
+    }
+}
+
+/// The engine counts more than was told: the events of the cache were lost, not the cache.
+#[test]
+fn an_engines_count_is_believed_before_the_index() {
+    for (cached, runs) in [(3_900, true), (900, false)] {
+        let mut world = world(&[10_000]);
+        world.acting("a", 4_000);
+        world.acting("b", 5_200);
+        let gone = |prompt| lies(&[(w(0), 1_000)], prompt);
+        let a = world.arrive_with("a", 4_100, &gone(4_100));
+        world.end_counted(a, 4_100, cached);
+        let a = world.arrive_with("a", 5_000, &gone(5_000));
+        assert_eq!(world.runs(a), runs, "{cached}");
+    }
 }
 
 /// The cache of a lies at worker 0, which is full. Computing its 2,000 tokens again takes 20 s.
