@@ -58,6 +58,8 @@ enum Chore {
         #[arg(long, num_args = 1..)]
         claude: Vec<PathBuf>,
     },
+    /// Storms over the scheduler with a hundred engines and a hundred thousand sessions, one for each policy of admission.
+    Soak,
     /// Run end-to-end suites against the built binary: `demo`, `clients`, `harnesses`; by name also `vllm`.
     E2e {
         /// Suites to run, each with an optional choice of tests: `harnesses:codex,pi`.
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Chore::Ci { steps } => ci::run(&steps),
         Chore::KvScenarios { files, json } => kv_scenarios::run(&files, json),
         Chore::Oracle { mooncake, claude } => oracle::run(mooncake.as_deref(), &claude),
+        Chore::Soak => oracle::soak(),
         Chore::E2e { suites } => e2e::run(&suites),
     };
     match result {

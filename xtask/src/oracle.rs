@@ -1,4 +1,5 @@
-//! The indexes against naive ones, on millions of operations: minutes, not for every change.
+//! Long tests, minutes and not for every change: the indexes against naive ones on millions of operations, and storms over
+//! the scheduler.
 //!
 //! Random operations are tests of `tandem-kvindex` that are otherwise skipped. With traces, the worker, session and pool
 //! indexes are compared on what these make caches do as well, by a program of the benchmarks' workspace.
@@ -38,6 +39,16 @@ pub(crate) fn run(mooncake: Option<&Path>, claude: &[PathBuf]) -> Result<()> {
         recorded.arg("--claude").args(claude);
     }
     timed("recorded operations", &mut recorded)
+}
+
+/// Storms over the scheduler that are otherwise skipped.
+pub(crate) fn soak() -> Result<()> {
+    let test = ["test", "--release", "--package", "tandem-scheduler", "--locked", "--test", "it"];
+    timed("building", Command::new(env!("CARGO")).args(test).arg("--no-run"))?;
+    let only = "chaos::inputs_of_a_hundred_thousand_sessions_break_no_promise";
+    let mut storms = Command::new(env!("CARGO"));
+    storms.args(test).args(["--quiet", "--", "--ignored", "--nocapture", "--exact", only]);
+    timed("storms", &mut storms)
 }
 
 #[expect(clippy::print_stdout, reason = "a command line tool reports")]

@@ -41,7 +41,7 @@ use std::time::Duration;
 
 use tandem_types::{GroupId, TenantId, Time, TurnId, WorkerId};
 
-use crate::contract::{Action, Arrival, End, Event, Grant, HoldReason, Placement, Stats};
+use crate::contract::{Action, Arrival, Capacity, End, Event, Grant, HoldReason, Placement, Stats};
 use crate::gap::GapModel;
 use crate::rate::PrefillRate;
 use crate::rooms::{Rooms, Weighed, float};
@@ -241,7 +241,7 @@ impl Tandem {
                 return Err(HoldReason::NoRoom);
             }
             let used = self.used(room);
-            let roomy = room.capacity.is_none_or(|c| used + need <= float(c.resident) * ROOMY);
+            let roomy = Self::is_roomy(room, used + need);
             return Ok(Fit::free(if roomy { Placement::Free(home) } else { Placement::Pin(home) }));
         }
         self.renew(now);
@@ -470,7 +470,10 @@ impl Tandem {
         match placed {
             Ok(fit) => self.admit(now, id, fit, out),
             Err(reason) => {
-                let alone = |p: &Program| p.active && p.running == 0;
+                // What waits for the device while its cache lies in a lower tier keeps its place there.
+                let tiers = |capacity: Capacity| capacity.resident > capacity.device;
+                let below = |at| self.rooms.get(at).and_then(|room| room.capacity).is_some_and(tiers);
+                let alone = |p: &Program| p.active && p.running == 0 && !p.home.is_some_and(below);
                 if let Some(slot) = slot.filter(|slot| self.table.program(*slot).is_some_and(alone)) {
                     // It lost its cache or there is no room to run: it queues like others.
                     self.pause(slot, out);

@@ -98,7 +98,8 @@ impl Tandem {
         let mut lies = turn.lies.walk();
         for room in self.rooms.ready().filter(|room| Some(room.id) != reserved) {
             let score = self.score(room, ask, lies.at(room.id));
-            roomy &= score.is_some_and(|score| score <= ROOMY);
+            let taken = |score: f64| room.capacity.map_or(0.0, |capacity| score * float(capacity.resident));
+            roomy &= score.is_some_and(|score| Self::is_roomy(room, taken(score)));
             if let Some(score) = score
                 && best.is_none_or(|(least, _)| score < least)
             {
@@ -106,6 +107,12 @@ impl Tandem {
             }
         }
         (best.map(|(_, at)| at), roomy)
+    }
+
+    /// Whether routing may decide although so many tokens of a worker would be taken: of device memory, for what has to
+    /// come up from lower tiers takes as long wherever it goes.
+    pub(super) fn is_roomy(room: &Room, taken: f64) -> bool {
+        room.capacity.is_none_or(|capacity| taken <= float(capacity.device) * ROOMY)
     }
 
     /// The part of a worker that would be taken if a turn went there; 1 more where idle programs would lose their places.

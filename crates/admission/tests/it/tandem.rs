@@ -54,6 +54,34 @@ fn routing_places_newcomers_while_every_worker_has_room_to_spare() {
     assert_eq!((world.charged(0).0, world.charged(1).0), (800, 700));
 }
 
+/// What lies in lower tiers has its home there: the question is one of device memory.
+#[test]
+fn room_to_spare_is_room_on_the_device() {
+    for (prompt, free) in [(700, true), (800, false)] {
+        let mut world = World::new(&config(|_| {}), &[]);
+        let capacity = Some(Capacity { resident: 10_000, ..Capacity::device(2_000) });
+        world.tell(&Event::WorkerReady { worker: w(0), capacity });
+        let a = world.arrive("a", prompt);
+        let placement = if free { Placement::Free(w(0)) } else { Placement::Pin(w(0)) };
+        assert_eq!(world.grant(a).placement, placement, "missing tokens count as taken, too: {prompt}");
+    }
+}
+
+/// The cache of a lies in host memory while x fills the device: a waits for the device and loses nothing.
+#[test]
+fn who_waits_for_the_device_keeps_its_place_in_a_lower_tier() {
+    let mut world = World::new(&config(|_| {}), &[]);
+    let capacity = Some(Capacity { resident: 10_000, ..Capacity::device(1_000) });
+    world.tell(&Event::WorkerReady { worker: w(0), capacity });
+    world.acting("a", 600);
+    let x = world.arrive("x", 500);
+    let a = world.arrive("a", 610);
+    assert_eq!(world.held(a), HoldReason::NoRoom, "1,110 of 1,000");
+    assert!(world.paused.is_empty());
+    world.end(x, 500);
+    assert_eq!(world.worker(a), w(0));
+}
+
 #[test]
 fn caches_that_programs_leave_behind_are_named() {
     let mut world = world(&[10_000, 10_000]);
