@@ -15,6 +15,7 @@ fn config(change: impl FnOnce(&mut TandemConfig)) -> AdmissionConfig {
         pause_to: 0.98,
         patience: 1.0,
         reprefill_share: 0.05,
+        running_max: 0.9,
         ..TandemConfig::default()
     };
     change(&mut tandem);

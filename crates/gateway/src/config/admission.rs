@@ -53,7 +53,8 @@ pub struct TandemGate {
     pub pause_to: f64,
     /// An idle session gives way to a waiting turn when it is less likely than this to return in time.
     pub give_way: f64,
-    /// Running turns may fill this part of device memory where tiers below it hold what idles.
+    /// Running turns may fill this part of device memory where tiers below it hold what idles; above 1 the rest waits in
+    /// the engines' own queues.
     pub running_max: f64,
     /// A turn held this long takes room from others.
     pub overdue: Span,
