@@ -134,7 +134,7 @@ def read_answer(body, stream):
     return "".join(words), usage
 
 
-async def rollout(load, base, number, turns, seen, start):
+async def rollout(load, base, number, seen, start):
     """One rollout from its first turn to its last."""
     draw = random.Random(f"{load.seed}-{number}")
     turns = draw.randint(*load.turns)
@@ -188,7 +188,7 @@ async def take_turn(load, connection, number, group, messages, final, seen):
 async def play(load, base):
     """All rollouts; what was seen, and the seconds that it took."""
     seen, start = Seen(), time.monotonic()
-    tasks = [asyncio.create_task(rollout(load, base, n, turns, seen, start)) for n, turns in enumerate(load.turn_counts())]
+    tasks = [asyncio.create_task(rollout(load, base, n, seen, start)) for n in range(load.rollouts)]
     _, late = await asyncio.wait(tasks, timeout=load.deadline)
     for task in late:
         task.cancel()

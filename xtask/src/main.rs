@@ -13,6 +13,8 @@ mod kv_scenarios;
 mod markdown;
 mod metadata;
 mod oracle;
+mod skipped;
+mod soak;
 mod tidy;
 
 /// Repository chores.
@@ -76,7 +78,7 @@ fn main() -> ExitCode {
         Chore::Ci { steps } => ci::run(&steps),
         Chore::KvScenarios { files, json } => kv_scenarios::run(&files, json),
         Chore::Oracle { mooncake, claude } => oracle::run(mooncake.as_deref(), &claude),
-        Chore::Soak => oracle::soak(),
+        Chore::Soak => soak::run(),
         Chore::E2e { suites } => e2e::run(&suites),
     };
     match result {

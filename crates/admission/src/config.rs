@@ -30,7 +30,7 @@ pub struct AdmissionConfig {
 impl Default for AdmissionConfig {
     fn default() -> Self {
         Self {
-            policy: crate::DEFAULT_POLICY.to_owned(),
+            policy: crate::NONE.to_owned(),
             programs_max: 200_000,
             program_idle_ttl: Duration::from_secs(30 * 60),
             thunderagent: ThunderAgentConfig::default(),

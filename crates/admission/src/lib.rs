@@ -36,7 +36,7 @@ pub use config::{AdmissionConfig, AdmissionError};
 pub use contract::{Action, Arrival, Capacity, End, Event, Grant, HoldReason, Placement, Stats};
 pub use gap::GapModel;
 pub use idle_lease::IdleLeaseConfig;
-pub use registry::{DEFAULT_POLICY, POLICIES, PolicyEntry, by_name};
+pub use registry::{NONE, POLICIES, PolicyEntry, by_name};
 pub use tandem::TandemConfig;
 pub use thunderagent::ThunderAgentConfig;
 

@@ -16,8 +16,8 @@ pub struct PolicyEntry {
     pub make: fn(&AdmissionConfig) -> Box<dyn AdmissionPolicy>,
 }
 
-/// The policy used when none is asked for.
-pub const DEFAULT_POLICY: &str = "none";
+/// The policy that holds nothing: what a scheduler without settings has.
+pub const NONE: &str = "none";
 
 /// Every policy, by name.
 pub static POLICIES: [PolicyEntry; 4] = [

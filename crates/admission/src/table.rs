@@ -361,9 +361,20 @@ impl Table {
 
     /// A program may have become its parent's, or its turns wait or do so no more.
     fn note_children(&mut self, slot: Slot) {
-        let Some(key) = self.program(slot).and_then(|program| program.parent.as_ref()) else { return };
-        let (parent, children) = (self.by_key.get(key).copied(), self.kin.children(key));
-        if let Some(parent) = parent.and_then(|parent| self.program_mut(parent)) {
+        let family = self.program(slot).and_then(|program| self.family(program));
+        self.set_children(family);
+    }
+
+    /// A program's parent, if it is known, and what is known of that one's children.
+    fn family(&self, program: &Program) -> Option<(Slot, (u32, u32))> {
+        let parent = program.parent.as_ref()?;
+        Some((*self.by_key.get(parent)?, self.kin.children(parent)))
+    }
+
+    fn set_children(&mut self, family: Option<(Slot, (u32, u32))>) {
+        if let Some((slot, children)) = family
+            && let Some(parent) = self.program_mut(slot)
+        {
             parent.children = children;
         }
     }
@@ -407,14 +418,7 @@ impl Table {
         self.idle.remove(&(program.idle_since.unwrap_or_default(), slot));
         self.paused.remove(&slot);
         self.kin.left(&program.tenant, program.group.as_ref(), program.parent.as_ref());
-        if let Some(parent) = &program.parent
-            && let Some(slot) = self.by_key.get(parent).copied()
-        {
-            let children = self.kin.children(parent);
-            if let Some(parent) = self.program_mut(slot) {
-                parent.children = children;
-            }
-        }
+        self.set_children(self.family(&program));
         if let Some(key) = &program.key {
             self.by_key.swap_remove(key);
         }

@@ -6,14 +6,15 @@
 //! - Horizon: keeping a context for that long takes as much of the worker as computing it again. With a prefill rate r
 //!   and a pool of C tokens that is C / r, r being that of the context's length, times [`TandemConfig::patience`]: memory
 //!   is worth less than time, since the last programs let in add less output than the first. Rates are learned.
-//! - A turn of a program that has a place goes home unless running turns alone fill the pool. Where its cache is told not to
-//!   lie there any more, that is believed once the engine's count of its last turn has said the same: events of caches
-//!   can be lost, and a place is a promise; idle programs lose their places until all fits again, those that free enough with the least to spare. Any
-//!   other turn waits for room below [`TandemConfig::admit`]; idle programs that are less likely to return than not give
+//! - A turn of a program that has a place goes home unless running turns alone fill the pool; idle programs then lose their
+//!   places until all fits again, those that free enough with the least to spare. Word that its cache does not lie at home
+//!   any more is believed once the engine's count of its last turn has said the same, for events of caches can be lost.
+//! - Any other turn waits for room below [`TandemConfig::admit`]; idle programs that are less likely to return than not give
 //!   way to it.
 //! - Placement: home while its cache lies there and it fits; else where most room is left, a prompt's missing tokens
-//!   counting as room taken. While there is room to spare routing decides ([`Placement::Free`]). A program whose cache lies at a home that is full waits for it as long as computing
-//!   everything elsewhere would take, then moves: never more than twice the cost of knowing the future.
+//!   counting as room taken. A program whose cache lies at a home that is full waits for it as long as computing everything
+//!   elsewhere would take, then moves: never more than twice the cost of knowing the future. While there is room to spare
+//!   routing decides ([`Placement::Free`]).
 //! - Order ([`crate::kin`]): of arrival, by groups and families, tenants in proportion to their shares; but a turn that
 //!   fits passes one that does not. A turn that is overdue keeps room for itself at the worker that has most, and takes it
 //!   from idle programs that have had some turns, as long as the re-prefills that this costs stay within a budget:

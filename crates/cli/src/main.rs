@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod assign;
 mod config;
 mod demo;
 mod doctor;

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
@@ -13,6 +12,7 @@ use tandem_gateway::{Gateway, StartError};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Failure;
+use crate::assign::assign;
 
 /// Flags of `tandem serve`. Each has an environment variable and a key of the configuration file; what has
 /// no flag of its own is reached by `--set`.
@@ -289,28 +289,6 @@ fn from_file(path: Option<&PathBuf>, sets: &[String]) -> anyhow::Result<Config> 
         assign(&mut table, assignment)?;
     }
     table.try_into().map_err(|e: toml::de::Error| anyhow!("--set: {}", e.message()))
-}
-
-/// Puts the value of `a.b.c=value` into the table. The value is read as TOML, else taken as text.
-fn assign(table: &mut toml::Table, assignment: &str) -> anyhow::Result<()> {
-    let (key, value) = assignment
-        .split_once('=')
-        .ok_or_else(|| anyhow!("--set {assignment}: expected KEY=VALUE, such as timeouts.connect=2s"))?;
-    let value = toml::Value::from_str(value).unwrap_or_else(|_| toml::Value::String(value.to_owned()));
-    let mut at = table;
-    let mut parts = key.trim().split('.').peekable();
-    while let Some(part) = parts.next() {
-        if parts.peek().is_none() {
-            at.insert(part.to_owned(), value);
-            return Ok(());
-        }
-        at = at
-            .entry(part)
-            .or_insert_with(|| toml::Value::Table(toml::Table::new()))
-            .as_table_mut()
-            .ok_or_else(|| anyhow!("--set {assignment}: {part} is not a section"))?;
-    }
-    Ok(())
 }
 
 /// Runs the gateway until SIGTERM or SIGINT; a second SIGINT ends it at once.

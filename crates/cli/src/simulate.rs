@@ -14,6 +14,7 @@ use tandem_simulate::{Arrivals, PlayOrder, Report, SimConfig, scheduler_for};
 use tandem_workload::synth::Synth;
 use tandem_workload::{ImportOptions, Workload, import, sniff};
 
+use crate::assign::assign;
 use crate::{Failure, print};
 
 mod args;
@@ -222,16 +223,25 @@ fn config(args: &SimulateArgs, point: &Point) -> Result<SimConfig, Failure> {
 
 /// Changes one setting of admission: `tandem.admit=0.95`; durations in seconds.
 fn set(admission: &mut AdmissionConfig, setting: &str) -> anyhow::Result<()> {
-    let (key, value) = setting.split_once('=').context("KEY=VALUE is expected")?;
-    let mut value: serde_json::Value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
-    let mut all = serde_json::to_value(&*admission)?;
-    let path = format!("/{}", key.replace('.', "/"));
-    let place = all.pointer_mut(&path).context("there is no such setting")?;
-    if let (Some(_), Some(seconds)) = (place.get("nanos"), value.as_f64()) {
-        value = serde_json::to_value(Duration::try_from_secs_f64(seconds)?)?;
+    let before = toml::Table::try_from(&*admission)?;
+    let mut after = before.clone();
+    assign(&mut after, setting)?;
+    in_seconds(&before, &mut after)?;
+    *admission = after.try_into()?;
+    Ok(())
+}
+
+/// Where a duration stood a number of seconds may stand.
+fn in_seconds(before: &toml::Table, after: &mut toml::Table) -> anyhow::Result<()> {
+    for (key, old) in before {
+        let (Some(old), Some(new)) = (old.as_table(), after.get_mut(key)) else { continue };
+        let seconds = new.to_string().parse::<f64>().ok();
+        if let Some(new) = new.as_table_mut() {
+            in_seconds(old, new)?;
+        } else if let Some(seconds) = seconds.filter(|_| old.contains_key("nanos")) {
+            *new = toml::Value::try_from(Duration::try_from_secs_f64(seconds)?)?;
+        }
     }
-    *place = value;
-    *admission = serde_json::from_value(all)?;
     Ok(())
 }
 
@@ -319,6 +329,9 @@ mod tests {
         set(&mut admission, "tandem.admit=0.8").expect("a number");
         set(&mut admission, "tandem.overdue=45.5").expect("seconds");
         set(&mut admission, "thunderagent.mark_all=true").expect("a switch");
+        set(&mut admission, "idle_lease.lease=7").expect("whole seconds");
+        set(&mut admission, "tandem.patience=6").expect("a whole number");
+        assert_eq!((admission.idle_lease.lease, admission.tandem.patience), (Duration::from_secs(7), 6.0));
         assert!((admission.tandem.admit - 0.8).abs() < 1e-9 && admission.thunderagent.mark_all);
         assert_eq!(admission.tandem.overdue, Duration::from_millis(45_500));
         for wrong in ["tandem.admit", "tandem.nothing=1", "tandem.admit=much"] {

@@ -23,8 +23,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tandem_admission::{
-    Action, AdmissionConfig, AdmissionError, AdmissionPolicy, Capacity, DEFAULT_POLICY, Event, Grant,
-    HoldReason, Stats, by_name,
+    Action, AdmissionConfig, AdmissionError, AdmissionPolicy, Capacity, Event, Grant, HoldReason, NONE,
+    Stats, by_name,
 };
 use tandem_types::{ProgramKey, Time, WorkerId, WorkerInfo};
 
@@ -137,7 +137,7 @@ impl Gate {
     pub(crate) fn new(config: &AdmissionConfig) -> Result<Self, AdmissionError> {
         let policy = by_name(config)?;
         Ok(Self {
-            on: policy.name() != DEFAULT_POLICY,
+            on: policy.name() != NONE,
             config: config.clone(),
             pools: BTreeMap::new(),
             next_pool: 0,

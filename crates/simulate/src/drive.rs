@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use tandem_engine_model::{TierConfig, TiersConfig, WritePolicy};
 use tandem_scheduler::{Effect, Input, Scheduler, TurnArrival, TurnOutcome, TurnResult};
 use tandem_types::{
     EngineKind, ProgramKey, RequestClass, RouteWishes, Time, TurnId, Usage, WorkerId, WorkerInfo,
@@ -90,17 +89,6 @@ pub fn run(
     Ok(sim.end())
 }
 
-/// How many tokens a worker and its own tiers hold, each counted once: a tier that is written through has what the device
-/// has.
-fn resident(device: u64, tiers: &TiersConfig) -> u64 {
-    let tokens = |tier: &Option<TierConfig>| tier.as_ref().map_or(0, |tier| tier.tokens);
-    let below = tokens(&tiers.host) + tokens(&tiers.disk);
-    match tiers.policy {
-        WritePolicy::Through => device.max(below),
-        WritePolicy::Back => device + below,
-    }
-}
-
 struct Sim<'a> {
     config: &'a SimConfig,
     now: Time,
@@ -171,7 +159,7 @@ impl<'a> Sim<'a> {
             models: Vec::new(),
             demotes: self.config.demote,
             kv_capacity_tokens: Some(device),
-            kv_resident_tokens: Some(resident(device, &engine.tiers)),
+            kv_resident_tokens: Some(engine.tiers.resident(device)),
             ..WorkerInfo::new(EngineKind::Vllm)
         };
         for index in 0..self.config.workers {
@@ -522,19 +510,5 @@ impl<'a> Sim<'a> {
             simulated_requests: self.completed,
             ..self.measure.report(self.now, self.config.workers)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_through_is_held_twice_and_counted_once() {
-        let tier = |tokens| Some(TierConfig { tokens, ..TierConfig::default() });
-        let through = TiersConfig { host: tier(300), disk: tier(50), ..TiersConfig::default() };
-        assert_eq!(resident(100, &through), 350);
-        assert_eq!(resident(400, &through), 400, "host memory smaller than the device adds nothing");
-        assert_eq!(resident(100, &TiersConfig { policy: WritePolicy::Back, ..through }), 450);
     }
 }

@@ -34,7 +34,7 @@ pub fn scheduler_for(name: &str) -> Result<SchedulerConfig, String> {
             })?;
             (routing, gate)
         }
-        None => match admission_named(name).filter(|gate| gate.policy != admission::DEFAULT_POLICY) {
+        None => match admission_named(name).filter(|gate| gate.policy != admission::NONE) {
             Some(gate) => ("kv", gate),
             None => (name, AdmissionConfig::default()),
         },

@@ -67,6 +67,17 @@ impl Default for TiersConfig {
 }
 
 impl TiersConfig {
+    /// How many tokens an engine with `device` tokens of device memory and its own tiers hold, each counted once: a tier
+    /// that is written through has what the device has.
+    #[must_use]
+    pub fn resident(&self, device: u64) -> u64 {
+        let below = [self.host, self.disk].into_iter().flatten().map(|tier| tier.tokens).sum();
+        match self.policy {
+            WritePolicy::Through => device.max(below),
+            WritePolicy::Back => device + below,
+        }
+    }
+
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let links = [self.host.map(|t| t.link), self.disk.map(|t| t.link), self.shared];
         for link in links.into_iter().flatten() {
@@ -77,5 +88,19 @@ impl TiersConfig {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_through_is_held_twice_and_counted_once() {
+        let tier = |tokens| Some(TierConfig { tokens, ..TierConfig::default() });
+        let through = TiersConfig { host: tier(300), disk: tier(50), ..TiersConfig::default() };
+        assert_eq!(through.resident(100), 350);
+        assert_eq!(through.resident(400), 400, "tiers smaller than the device add nothing");
+        assert_eq!(TiersConfig { policy: WritePolicy::Back, ..through }.resident(100), 450);
     }
 }

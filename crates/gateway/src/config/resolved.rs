@@ -171,7 +171,7 @@ pub struct Resolved {
 impl Resolved {
     /// Whether there is a policy of admission.
     pub(crate) fn admits(&self) -> bool {
-        self.scheduler.admission.policy != tandem_scheduler::admission::DEFAULT_POLICY
+        self.scheduler.admission.policy != tandem_scheduler::admission::NONE
     }
 }
 

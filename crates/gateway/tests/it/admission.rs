@@ -132,26 +132,8 @@ async fn whatever_the_policy_every_session_gets_through() {
             config.admission.idle_lease.lease = Span::millis(20);
         })
         .await;
-        let sessions = (0..8).map(|session| {
-            let addr = setup.addr();
-            tokio::spawn(async move {
-                let name = format!("s{session}");
-                let mut prompt = String::new();
-                for turn in 0..4 {
-                    prompt.push_str(&words(&name, 150));
-                    let headers = if turn == 3 { "x-dynamo-session-final: true\r\n" } else { "" };
-                    let body = json!({"model": "tiny", "stream": turn % 2 == 0, "max_tokens": 8,
-                        "messages": [{"role": "user", "content": prompt}]});
-                    let headers = format!("x-dynamo-session-id: {name}\r\n{headers}");
-                    let post = client::post("/v1/chat/completions", &headers, body.to_string().as_bytes());
-                    let answer = client::call(addr, &post).await;
-                    assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
-                }
-            })
-        });
-        for session in sessions.collect::<Vec<_>>() {
-            session.await.expect("gets through");
-        }
+        let headers = |session| format!("x-dynamo-session-id: s{session}\r\n");
+        client::sessions(setup.addr(), 8, headers, |session, _| words(&format!("s{session}"), 150)).await;
         setup.idle().await;
         let seen = setup.admin("/admission").await;
         assert_eq!(

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -60,6 +60,37 @@ pub(crate) async fn call(addr: SocketAddr, request: &[u8]) -> Answer {
     let mut client = Client::connect(addr).await;
     client.send(request).await;
     client.answer().await
+}
+
+/// Turns of each session of [`sessions`].
+pub(crate) const TURNS: usize = 4;
+
+/// Sessions all at once, each with its turns one after the other; the last one says that it is. `headers` = those of a
+/// session, `said` = what a turn adds to its prompt.
+pub(crate) async fn sessions(
+    addr: SocketAddr,
+    count: usize,
+    headers: fn(usize) -> String,
+    said: fn(usize, usize) -> String,
+) {
+    let sessions = (0..count).map(|session| {
+        tokio::spawn(async move {
+            let mut prompt = String::new();
+            for turn in 0..TURNS {
+                prompt.push_str(&said(session, turn));
+                let last = if turn + 1 == TURNS { "x-tandem-session-final: true\r\n" } else { "" };
+                let headers = format!("{}{last}", headers(session));
+                let body = json!({"model": "tiny", "stream": (session + turn) % 2 == 0, "max_tokens": 8,
+                    "messages": [{"role": "user", "content": prompt}]});
+                let answer =
+                    call(addr, &post("/v1/chat/completions", &headers, body.to_string().as_bytes())).await;
+                assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
+            }
+        })
+    });
+    for session in sessions.collect::<Vec<_>>() {
+        session.await.expect("gets through");
+    }
 }
 
 impl Client {

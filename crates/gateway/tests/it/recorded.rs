@@ -70,7 +70,6 @@ async fn recorded_inputs_give_the_same_decisions_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_admission_decided_live_it_decides_again() {
     const SESSIONS: usize = 64;
-    const TURNS: usize = 4;
     let mut engines = Vec::new();
     for seed in 0..2 {
         let config = MockConfig {
@@ -97,26 +96,13 @@ async fn what_admission_decided_live_it_decides_again() {
             workers.is_some_and(|w| w.len() == 2 && w.iter().all(|w| w["device"] == 4096))
         })
         .await;
-    let sessions = (0..SESSIONS).map(|number| {
-        let addr = setup.addr();
-        tokio::spawn(async move {
-            let mut prompt = format!("task of group {}", number / 8);
-            for turn in 0..TURNS {
-                prompt.push_str(&format!(" rollout {number} turn {turn}").repeat(30));
-                let last = if turn + 1 == TURNS { "x-tandem-session-final: true\r\n" } else { "" };
-                let headers =
-                    format!("x-tandem-session-id: r{number}\r\nx-tandem-group-id: g{}\r\n{last}", number / 8);
-                let body = json!({"model": "tiny", "stream": number % 2 == 0, "max_tokens": 8,
-                    "messages": [{"role": "user", "content": prompt}]});
-                let post = client::post("/v1/chat/completions", &headers, body.to_string().as_bytes());
-                let answer = client::call(addr, &post).await;
-                assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
-            }
-        })
-    });
-    for session in sessions.collect::<Vec<_>>() {
-        session.await.expect("gets through");
-    }
+    let headers =
+        |number| format!("x-tandem-session-id: r{number}\r\nx-tandem-group-id: g{}\r\n", number / 8);
+    let said = |number, turn| {
+        let task = if turn == 0 { format!("task of group {}", number / 8) } else { String::new() };
+        task + &format!(" rollout {number} turn {turn}").repeat(30)
+    };
+    client::sessions(setup.addr(), SESSIONS, headers, said).await;
     setup.idle().await;
     let live = decided(&setup).await;
     let stats = setup.admin("/admission").await["stats"].clone();
@@ -124,7 +110,7 @@ async fn what_admission_decided_live_it_decides_again() {
     setup.rows().await;
     assert!(stats["paused"].as_u64() > Some(0), "too little happened: {stats}");
     let (again, counters_again, stats_again) = replayed(&path);
-    assert_eq!(again.len(), SESSIONS * TURNS);
+    assert_eq!(again.len(), SESSIONS * client::TURNS);
     assert_eq!(json!(again).to_string(), json!(live).to_string());
     assert_eq!((stats_again, counters_again), (stats, counters));
     for engine in engines {

@@ -195,7 +195,7 @@ fn held(h: &HeldView) -> String {
 /// Admission's counts, where there is a policy.
 fn admitted(view: &AdmissionView) -> Option<String> {
     let s = view.stats;
-    (view.policy != tandem_admission::DEFAULT_POLICY).then(|| {
+    (view.policy != tandem_admission::NONE).then(|| {
         format!(
             "admission {} held={} held_tokens={} admitted={} paused={} resumed={} forced={} moved={}",
             view.policy, s.held, s.held_tokens, s.admitted, s.paused, s.resumed, s.forced, s.moved

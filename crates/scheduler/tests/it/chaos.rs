@@ -49,9 +49,10 @@ struct Size {
     sessions: u64,
     /// Between two inputs at most.
     step: Duration,
-    queue_max: usize,
-    programs_max: usize,
-    idle_ttl: Duration,
+    /// Of these bounds each storm draws its own.
+    queue_max: (usize, usize),
+    programs_max: (usize, usize),
+    idle_ttl_s: (usize, usize),
 }
 
 impl Size {
@@ -60,18 +61,18 @@ impl Size {
         engines: 5,
         sessions: 25,
         step: Duration::from_millis(400),
-        queue_max: 40,
-        programs_max: 40,
-        idle_ttl: Duration::from_secs(60),
+        queue_max: (1, 40),
+        programs_max: (1, 40),
+        idle_ttl_s: (1, 60),
     };
     /// As many sessions as a large fleet has, over half an hour.
     const LARGE: Self = Self {
         engines: 100,
         sessions: 100_000,
         step: Duration::from_millis(4),
-        queue_max: 4_096,
-        programs_max: 200_000,
-        idle_ttl: Duration::from_secs(3_600),
+        queue_max: (4_096, 4_096),
+        programs_max: (200_000, 200_000),
+        idle_ttl_s: (3_600, 3_600),
     };
 }
 
@@ -101,17 +102,15 @@ impl Chaos {
     }
 
     fn sized(seed: u64, size: Size) -> Self {
-        let most = |rng: &mut Rng, most: usize| 1 + if most > 100 { most } else { rng.index(most) };
-        let idle = |rng: &mut Rng| {
-            let most = size.idle_ttl.as_secs();
-            Duration::from_secs(if most > 60 { most } else { 1 + rng.below(most) })
-        };
+        let between = |rng: &mut Rng, (least, most): (usize, usize)| least + rng.index(most - least + 1);
+        let idle =
+            |rng: &mut Rng| Duration::from_secs(u64::try_from(between(rng, size.idle_ttl_s)).expect("small"));
         let mut rng = Rng::child(seed, "chaos");
         let policy = POLICIES[rng.index(POLICIES.len())].name.to_owned();
         // Every policy gets its storms, `none` among them.
         let admission = AdmissionConfig {
             policy: admission::POLICIES[usize::try_from(seed % 4).expect("small")].name.to_owned(),
-            programs_max: most(&mut rng, size.programs_max),
+            programs_max: between(&mut rng, size.programs_max),
             program_idle_ttl: idle(&mut rng),
             thunderagent: ThunderAgentConfig {
                 tick: Duration::from_millis(200 + rng.below(3000)),
@@ -131,8 +130,8 @@ impl Chaos {
         let config = SchedulerConfig {
             policy,
             admission,
-            queue_max: most(&mut rng, size.queue_max),
-            programs_max: most(&mut rng, size.programs_max),
+            queue_max: between(&mut rng, size.queue_max),
+            programs_max: between(&mut rng, size.programs_max),
             program_idle_ttl: idle(&mut rng),
             attempts_max: 1 + u32::try_from(rng.below(4)).expect("small"),
             startup_grace: Duration::from_secs(rng.below(20)),
