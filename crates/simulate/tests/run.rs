@@ -50,27 +50,59 @@ fn simulate(workload: &Workload, config: &SimConfig) -> Report {
 }
 
 /// p1 takes 5 s here, the child 50 s; it began 2 s after p1's end, and p2 came 181.43 s after the child's.
-fn joined() -> Workload {
-    let text = row("P", None, "p1", (0, 10_000), 6, "11,12")
-        + &row("P:c", Some("P"), "c1", (12_000, 158_551), 51, "91,92")
-        + &row("P", None, "p2", (339_981, 344_981), 1, "11,12,13,14");
-    read(&text)
+fn parent_and_child() -> [String; 3] {
+    [
+        row("P", None, "p1", (0, 10_000), 6, "11,12"),
+        row("P:c", Some("P"), "c1", (12_000, 158_551), 51, "91,92"),
+        row("P", None, "p2", (339_981, 344_981), 1, "11,12,13,14"),
+    ]
 }
 
-// I-SIM-4.
+/// When the last request of a run ends, in milliseconds. Two engines take turns, so that no request waits for another's
+/// token to end before it begins.
+fn ends_at(rows: &str, idle_cap: Option<u64>) -> f64 {
+    let config = SimConfig {
+        engine: seconds_per_token(),
+        workers: 2,
+        scheduler: SchedulerConfig { policy: "round_robin".to_owned(), ..SchedulerConfig::default() },
+        idle_cap: idle_cap.map(Duration::from_secs),
+        ..SimConfig::default()
+    };
+    let report = simulate(&read(rows), &config);
+    assert_eq!((report.completed_requests, report.unserved_requests), (rows.lines().count() as u64, 0));
+    report.duration_ms
+}
+
+// I-SIM-4. Without its last row the run ends with the child, 50 s after that began.
 #[test]
 fn recorded_pauses_are_kept_behind_what_was_waited_for() {
-    let config = SimConfig { engine: seconds_per_token(), ..SimConfig::default() };
-    let report = simulate(&joined(), &config);
-    assert_eq!((report.completed_requests, report.unserved_requests, report.completed_plays), (3, 0, 1));
-    assert!(
-        (report.duration_ms - 238_430.0).abs() < 50.0,
-        "p2 ends at once at 238.43 s: {}",
-        report.duration_ms
-    );
-    let capped = SimConfig { idle_cap: Some(Duration::from_secs(10)), ..config };
-    let report = simulate(&joined(), &capped);
-    assert!((report.duration_ms - 67_000.0).abs() < 50.0, "57 + 10 s: {}", report.duration_ms);
+    let [p1, c1, p2] = parent_and_child();
+    let (begun, joined) = (p1 + &c1, p2);
+    assert!((ends_at(&begun, None) - 57_000.0).abs() < 50.0, "the child begins 2 s after p1's end, at 7 s");
+    let whole = begun.clone() + &joined;
+    let end = ends_at(&whole, None);
+    assert!((end - 238_430.0).abs() < 50.0, "p2 ends at once at 57 + 181.43 s: {end}");
+    assert!((ends_at(&begun, Some(10)) - 57_000.0).abs() < 50.0, "2 s are no long pause");
+    let end = ends_at(&whole, Some(10));
+    assert!((end - 67_000.0).abs() < 50.0, "p2 comes 10 s after the child's end: {end}");
+}
+
+// I-SIM-4. While anybody is served nobody's pause is cut, and what is cut is cut for all.
+#[test]
+fn only_time_in_which_nothing_goes_on_is_skipped() {
+    let whole = parent_and_child().concat();
+    let busy = row("Q", None, "q1", (0, 1_000), 239, "501,502");
+    let end = ends_at(&(whole.clone() + &busy), Some(10));
+    assert!((end - 238_430.0).abs() < 50.0, "q1 ends at 238 s, p2 at its own time: {end}");
+
+    // r2 is due at 100 s, 43 s after the child's end: 33 s are skipped. It takes 150 s, from 67 s on, in which p2's
+    // pause goes on: p2 is due at 238.43 - 33 s and takes 20 s.
+    let [p1, c1, _] = parent_and_child();
+    let p2 = row("P", None, "p2", (339_981, 344_981), 21, "11,12,13,14");
+    let other = row("R", None, "r1", (0, 1_000), 2, "601")
+        + &row("R", None, "r2", (100_000, 101_000), 151, "601,602");
+    let end = ends_at(&(p1 + &c1 + &p2 + &other), Some(10));
+    assert!((end - 225_430.0).abs() < 50.0, "205.43 + 20 s: {end}");
 }
 
 // I-SIM-1, I-SIM-2, I-SIM-3.
@@ -220,7 +252,7 @@ fn prompts_and_answers_on_workers_of_their_own() {
     assert!((report.e2e_latency_ms.mean - 169.0).abs() < 1e-6, "{}", report.e2e_latency_ms.mean);
     assert_eq!(report.prefix_cache_reused_ratio, 0.0, "what is handed over was computed");
     let nobody = SimConfig { prefill_workers: 2, ..config };
-    let refused = run(&joined(), &nobody, &mut |_| {});
+    let refused = run(&read(&parent_and_child().concat()), &nobody, &mut |_| {});
     assert_eq!(refused, Err(SimError::NobodyAnswers { workers: 2, prefill: 2 }));
 }
 
@@ -271,7 +303,7 @@ fn no_run_finds_more_than_the_cache_that_knows_the_future() {
 
 #[test]
 fn impossible_points_are_refused() {
-    let workload = joined();
+    let workload = read(&parent_and_child().concat());
     let point = |config: SimConfig| run(&workload, &config, &mut |_| {}).expect_err("refused");
     assert_eq!(point(SimConfig { workers: 0, ..SimConfig::default() }), SimError::Zero("workers"));
     let lanes = Arrivals::Lanes { lanes: 0 };

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tandem_scheduler::{
-    BreakerConfig, BreakerState, DispatchFailure, Effect, FailureKind, Input, Scheduler, SchedulerConfig,
-    TurnArrival, TurnResult, invariants,
+    AdmissionConfig, BreakerConfig, BreakerState, DispatchFailure, Effect, FailureKind, Input, Scheduler,
+    SchedulerConfig, TurnArrival, TurnResult, invariants,
 };
-use tandem_types::{GroupId, LoadReport, Time, TurnId};
+use tandem_types::{EngineKind, GroupId, LoadReport, Time, TurnId, WorkerInfo};
 
 use crate::support::{arrival, ended, program, turn_of, up, worker};
 
@@ -37,6 +37,50 @@ fn ten_thousand_abandoned_newcomers_leave_the_tables_as_they_were() {
     assert!(view.program(&program("c")).is_some());
     assert_eq!(core.next_deadline(), None);
     assert_eq!(view.counters().cancelled, 10_000);
+}
+
+/// The same where newcomers wait for KV: 1,500 of 2,000 tokens are taken, and no policy lets in 800 more beside them.
+#[test]
+fn newcomers_that_left_while_they_waited_for_room_take_none() {
+    for name in ["thunderagent", "tandem", "idle_lease"] {
+        let admission = AdmissionConfig { policy: name.to_owned(), ..AdmissionConfig::default() };
+        let mut core = scheduler(SchedulerConfig { admission, ..SchedulerConfig::default() });
+        let info = WorkerInfo { kv_capacity_tokens: Some(2_000), ..WorkerInfo::new(EngineKind::Vllm) };
+        feed(&mut core, 0, Input::WorkerUp { worker: worker(0), info });
+        let arrives = |turn, session: &str, input_tokens_estimate| {
+            Input::TurnArrived(TurnArrival {
+                program: Some(program(session)),
+                input_tokens_estimate,
+                max_output_tokens: Some(1),
+                ..arrival(turn)
+            })
+        };
+        let goes = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Dispatch { .. }));
+        let charged = |core: &Scheduler| {
+            let charged = core.view().worker(worker(0)).and_then(|w| w.charged).expect("charged");
+            (charged.running, charged.idle)
+        };
+        assert!(goes(&feed(&mut core, 1_000, arrives(1, "a", 1_500))), "{name}");
+        let alone = charged(&core);
+        for n in 0..1_000 {
+            let held = feed(&mut core, 2_000, arrives(10 + n, &format!("n{n}"), 800));
+            assert!(matches!(held[..], [Effect::Hold { position: 1, .. }]), "{name}: {held:?}");
+            assert_eq!(feed(&mut core, 3_000, Input::ClientGone { turn: TurnId(10 + n) }), [], "{name}");
+        }
+        let stats = core.view().admission().stats;
+        assert_eq!((charged(&core), stats.programs, stats.held), (alone, 1, 0), "{name}");
+        assert_eq!((core.view().program_count(), core.view().held_count()), (1, 0), "{name}");
+        // Nobody stands before a newcomer that fits, and nobody who left gets the room that comes.
+        assert!(goes(&feed(&mut core, 4_000, arrives(2, "c", 100))), "{name}");
+        feed(&mut core, 5_000, ended(1, TurnResult::Finished));
+        feed(&mut core, 5_000, Input::SessionEnd { program: program("a") });
+        feed(&mut core, 6_000, ended(2, TurnResult::Finished));
+        feed(&mut core, 6_000, Input::SessionEnd { program: program("c") });
+        let mut later = Vec::new();
+        core.handle_timeout(Time::from_millis(60_000), &mut later);
+        assert_eq!((&later[..], charged(&core)), (&[][..], (0, 0)), "{name}");
+        assert_eq!(core.view().admission().stats.programs, 0, "{name}");
+    }
 }
 
 /// I-PRG-1.
