@@ -176,6 +176,7 @@ fn engine(args: &SimulateArgs, point: &Point) -> Result<EngineConfig, Failure> {
         max_num_seqs: fleet.max_num_seqs.unwrap_or(base.max_num_seqs),
         max_num_batched_tokens: fleet.max_num_batched_tokens.unwrap_or(base.max_num_batched_tokens),
         max_model_len: fleet.max_model_len.or(base.max_model_len).filter(|length| *length > 0),
+        policy: fleet.scheduling_policy.into(),
         tiers: TiersConfig {
             host,
             shared,

@@ -5,10 +5,9 @@
 //! - Counters are brought up to date when somebody scrapes, and every few seconds: the scheduler counts, this tells the
 //!   difference.
 //! - Polarity: here as in the scheduler a higher number is sooner; vLLM takes a lower one for sooner, SGLang a higher one.
-//! - A client's own `priority` stands. Engines get one only where their operator says that they schedule by it
-//!   (`priority=on`): vLLM refuses calls with a priority otherwise.
-//! - Deliberately absent: priorities of calls that two workers share, and of Messages calls to SGLang, which has no such
-//!   field there.
+//! - A client's own priority, in the body or in the engine's header, stands. Engines get one only where their operator
+//!   says that they schedule by it (`priority=on`): vLLM refuses calls with a priority otherwise.
+//! - Messages calls have no field for it: both makes read a header (vLLM since 0.28, SGLang since 0.5.21).
 //! - Sources: vLLM 0.32, SGLang 0.5.23.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +16,6 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::Bytes as AxumBytes;
 use axum::extract::{Path, Query, State};
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -31,6 +29,7 @@ use crate::admin::{Refusal, Shared, bad_request, not_found, programs_of};
 use crate::app::App;
 use crate::config::Span;
 use crate::metrics::Family;
+use crate::turn::flight::Sent;
 
 /// What the scheduler had counted when somebody looked last.
 #[derive(Default)]
@@ -109,39 +108,28 @@ pub(crate) async fn count(app: &App) {
     *seen = (stats, picture.syncs.0, picture.syncs.1);
 }
 
-/// The header with which vLLM takes a priority on every route.
-const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
-
-/// A call's body and further headers with a priority (higher is sooner) for an engine of this make.
-pub(crate) fn with_priority(
-    dialect: Dialect,
-    body: &Bytes,
-    kind: EngineKind,
-    priority: i32,
-) -> (Bytes, HeaderMap) {
-    let plain = || (body.clone(), HeaderMap::new());
-    if priority == 0 {
-        return plain();
+/// Sets the priority of what goes to an engine of this make that schedules by it: in the body, or in the header that
+/// such engines read where that body has no such field. What the client says of it itself stands.
+pub(crate) fn set_priority(dialect: Dialect, kind: EngineKind, from_client: &HeaderMap, sent: &mut Sent) {
+    if sent.priority == 0 {
+        return;
     }
-    let theirs = match kind {
-        EngineKind::Vllm => priority.saturating_neg(),
-        EngineKind::Sglang => priority,
-        EngineKind::OpenAi => return plain(),
+    let (theirs, header) = match kind {
+        EngineKind::Vllm => (sent.priority.saturating_neg(), HeaderName::from_static("x-vllm-priority")),
+        EngineKind::Sglang => (sent.priority, HeaderName::from_static("x-override-priority")),
+        EngineKind::OpenAi => return,
     };
-    let Ok(parsed) = parse_request(dialect, body) else { return plain() };
-    if parsed.field(BodyField::Priority).is_some() {
-        return plain();
+    let Ok(parsed) = parse_request(dialect, &sent.body) else { return };
+    if from_client.contains_key(&header) || parsed.field(BodyField::Priority).is_some() {
+        return;
     }
-    match (dialect, kind) {
-        (Dialect::Messages, EngineKind::Vllm) => {
-            let headers = HeaderMap::from_iter([(X_VLLM_PRIORITY, HeaderValue::from(theirs))]);
-            (body.clone(), headers)
+    match dialect {
+        Dialect::Messages => {
+            sent.headers.insert(header, HeaderValue::from(theirs));
         }
-        (Dialect::Messages, _) => plain(),
-        (Dialect::Chat | Dialect::Completions | Dialect::Responses, _) => {
-            match parsed.set_field(BodyField::Priority, theirs.to_string().as_bytes()) {
-                Some(edit) => (apply_edits(body, &mut [edit]).into(), HeaderMap::new()),
-                None => plain(),
+        Dialect::Chat | Dialect::Completions | Dialect::Responses => {
+            if let Some(edit) = parsed.set_field(BodyField::Priority, theirs.to_string().as_bytes()) {
+                sent.body = apply_edits(&sent.body, &mut [edit]).into();
             }
         }
     }
@@ -244,40 +232,64 @@ pub(crate) async fn sync_end(State(app): Shared) -> Result<Json<Picture>, Refusa
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     fn sent(
-        dialect: Dialect,
-        kind: EngineKind,
+        (dialect, kind): (Dialect, EngineKind),
         priority: i32,
         body: &'static str,
-    ) -> (String, Option<String>) {
-        let (body, headers) = with_priority(dialect, &Bytes::from_static(body.as_bytes()), kind, priority);
-        let header = headers.get(X_VLLM_PRIORITY).map(|value| value.to_str().expect("ascii").to_owned());
-        (String::from_utf8(body.to_vec()).expect("text"), header)
+        client: &[(&'static str, &'static str)],
+    ) -> (String, Vec<(String, String)>) {
+        let client = client
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let mut sent =
+            Sent { body: Bytes::from_static(body.as_bytes()), headers: HeaderMap::new(), priority };
+        set_priority(dialect, kind, &client.collect(), &mut sent);
+        let text = |value: &HeaderValue| value.to_str().expect("ascii").to_owned();
+        let headers = sent.headers.iter().map(|(name, value)| (name.to_string(), text(value)));
+        (String::from_utf8(sent.body.to_vec()).expect("text"), headers.collect())
     }
+
+    const CHAT: &str = r#"{"model":"m","messages":[]}"#;
+    const MESSAGES: &str = r#"{"model":"m","max_tokens":1,"messages":[]}"#;
 
     /// vLLM: lower is sooner. SGLang: higher is sooner.
     #[test]
     fn priorities_reach_engines_in_their_own_polarity() {
-        let chat = r#"{"model":"m","messages":[]}"#;
-        let (vllm, _) = sent(Dialect::Chat, EngineKind::Vllm, 1, chat);
-        let (sglang, _) = sent(Dialect::Chat, EngineKind::Sglang, -2, chat);
         let value =
             |body: &str| serde_json::from_str::<serde_json::Value>(body).expect("json")["priority"].as_i64();
-        assert_eq!((value(&vllm), value(&sglang)), (Some(-1), Some(-2)));
-        let messages = r#"{"model":"m","max_tokens":1,"messages":[]}"#;
-        let (same, header) = sent(Dialect::Messages, EngineKind::Vllm, -2, messages);
-        assert_eq!((same.as_str(), header.as_deref()), (messages, Some("2")));
-        assert_eq!(sent(Dialect::Messages, EngineKind::Sglang, 1, messages), (messages.to_owned(), None));
+        for (kind, priority, theirs) in [
+            (EngineKind::Vllm, 1, -1_i64),
+            (EngineKind::Vllm, -2, 2),
+            (EngineKind::Sglang, 1, 1),
+            (EngineKind::Sglang, -2, -2),
+        ] {
+            let (chat, none) = sent((Dialect::Chat, kind), priority, CHAT, &[]);
+            assert_eq!((value(&chat), none), (Some(theirs), vec![]), "{kind:?}");
+            let header = match kind {
+                EngineKind::Vllm => "x-vllm-priority",
+                EngineKind::Sglang | EngineKind::OpenAi => "x-override-priority",
+            };
+            let messages = sent((Dialect::Messages, kind), priority, MESSAGES, &[]);
+            assert_eq!(messages, (MESSAGES.to_owned(), vec![(header.to_owned(), theirs.to_string())]));
+        }
     }
 
     #[test]
-    fn a_body_stays_as_it_is_where_nothing_is_urgent_or_the_client_says_how_urgent() {
-        let own = r#"{"model":"m","priority":7,"messages":[]}"#;
-        assert_eq!(sent(Dialect::Chat, EngineKind::Vllm, 1, own).0, own);
-        let plain = r#"{"model":"m","messages":[]}"#;
-        assert_eq!(sent(Dialect::Chat, EngineKind::Vllm, 0, plain).0, plain);
-        assert_eq!(sent(Dialect::Chat, EngineKind::OpenAi, 1, plain).0, plain);
+    fn a_call_stays_as_it_is_where_nothing_is_urgent_or_the_client_says_how_urgent() {
+        let unchanged = |of, priority, body: &'static str, client: &[(&'static str, &'static str)]| {
+            assert_eq!(sent(of, priority, body, client), (body.to_owned(), vec![]), "{of:?} {client:?}");
+        };
+        unchanged((Dialect::Chat, EngineKind::Vllm), 1, r#"{"model":"m","priority":7,"messages":[]}"#, &[]);
+        unchanged((Dialect::Chat, EngineKind::Vllm), 0, CHAT, &[]);
+        unchanged((Dialect::Chat, EngineKind::OpenAi), 1, CHAT, &[]);
+        for dialect in [Dialect::Chat, Dialect::Messages] {
+            let body = if dialect == Dialect::Chat { CHAT } else { MESSAGES };
+            unchanged((dialect, EngineKind::Vllm), 1, body, &[("x-vllm-priority", "5")]);
+            unchanged((dialect, EngineKind::Sglang), 1, body, &[("x-override-priority", "5")]);
+        }
     }
 }

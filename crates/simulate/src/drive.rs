@@ -321,7 +321,9 @@ impl<'a> Sim<'a> {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
             match effect {
-                Effect::Dispatch { turn, worker, prefill, .. } => self.dispatch(turn, worker, prefill),
+                Effect::Dispatch { turn, worker, prefill, priority, .. } => {
+                    self.dispatch(turn, worker, prefill, priority);
+                }
                 Effect::Hold { turn, .. } => {
                     if let Some(live) = self.turns.get_mut(&turn) {
                         live.held_since = Some(self.now);
@@ -353,9 +355,13 @@ impl<'a> Sim<'a> {
         }
     }
 
-    fn dispatch(&mut self, turn: TurnId, to: WorkerId, prefill: Option<WorkerId>) {
+    fn dispatch(&mut self, turn: TurnId, to: WorkerId, prefill: Option<WorkerId>, priority: i32) {
         self.let_go(turn);
         let Some(live) = self.turns.get_mut(&turn) else { return };
+        // What the client says of it stands, as it does with a live gateway.
+        if live.work.priority == 0 {
+            live.work.priority = priority;
+        }
         let ask = live.ask;
         let (answers, computes) = (to.engine.0, prefill.map(|worker| worker.engine.0));
         (live.worker, live.prefill) = (Some(answers), computes);

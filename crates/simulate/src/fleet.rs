@@ -43,7 +43,7 @@ pub(crate) struct Work {
     pub(crate) ids: Arc<[u64]>,
     pub(crate) input: u32,
     pub(crate) output: u32,
-    /// Higher is sooner.
+    /// The client's, or else admission's: higher is sooner.
     pub(crate) priority: i32,
 }
 

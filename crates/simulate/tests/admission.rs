@@ -2,9 +2,10 @@
 
 #![expect(clippy::expect_used, reason = "a helper that fails is a failed test")]
 
-use tandem_engine_model::EngineConfig;
+use tandem_engine_model::{EngineConfig, SchedulingPolicy, TimingModel};
 use tandem_simulate::{Arrivals, Report, SimConfig, run, scheduler_for};
 use tandem_workload::synth::{Kind, Synth};
+use tandem_workload::{Format, ImportOptions, import};
 
 /// Sixteen coding sessions on workers whose pools hold about a third of them.
 fn tight(policy: &str) -> Report {
@@ -44,4 +45,61 @@ fn a_gate_keeps_sessions_from_evicting_each_other() {
         with.first_admission_prefix_cache_reused_ratio,
         without.first_admission_prefix_cache_reused_ratio
     );
+}
+
+/// One request at a time, a second for each token but the first; 64,000 tokens of KV. D and E have been there before.
+///
+/// A runs from 1 s to 22 s. B, held since 2 s because A leaves it no room, is let in at the policy's look at 25 s, and its
+/// priority raised by 1. D's turn of 21 s runs from 22 s to 27 s. Then come B for 3 s and E's turn of 21.5 s for 10 s, in
+/// that order where the engine goes by priority, else the other way round.
+#[test]
+fn what_admission_raises_goes_first_where_engines_go_by_priority() {
+    let row = |session: &str, (from, output): (u32, u32), ids: std::ops::Range<u32>| {
+        let (blocks, name) = (ids.len(), format!("{session}{from}"));
+        let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
+        format!(
+            "{{\"schema\":\"dynamo.request.trace.v1\",\"event_type\":\"request_end\",\"event_time_unix_ms\":{from},\
+             \"event_source\":\"dynamo\",\"agent_context\":{{\"session_id\":\"{session}\"}},\"request\":{{\
+             \"request_id\":\"{name}\",\"model\":\"m\",\"input_tokens\":{input},\"output_tokens\":{output},\
+             \"request_received_ms\":{from},\"total_time_ms\":0.0,\"replay\":{{\"trace_block_size\":64,\
+             \"input_length\":{input},\"input_sequence_hashes\":[{ids}]}}}}}}\n",
+            input = blocks * 64,
+            ids = ids.join(","),
+        )
+    };
+    let trace = [
+        row("D", (0, 1), 0..1),
+        row("E", (0, 1), 10..11),
+        row("A", (1_000, 22), 1_000..1_600),
+        row("B", (2_000, 4), 2_000..2_400),
+        row("D", (21_000, 6), 0..2),
+        row("E", (21_500, 11), 10..12),
+    ];
+    let workload = import(trace.concat().as_bytes(), Format::Dynamo, &ImportOptions::default());
+    let workload = workload.expect("a workload");
+    let ttft = |policy, admission: &str| {
+        let config = SimConfig {
+            engine: EngineConfig {
+                timing: TimingModel::Fixed { prefill_ms: 0.0, decode_ms: 1_000.0 },
+                pool_blocks: 1_000,
+                max_num_seqs: 1,
+                policy,
+                ..EngineConfig::default()
+            },
+            scheduler: scheduler_for(admission).expect("a policy"),
+            ..SimConfig::default()
+        };
+        let report = run(&workload, &config, &mut |_| {}).expect("a report");
+        assert_eq!((report.completed_requests, report.held_ms.count), (6, 1));
+        assert_eq!(report.held_ms.max, 23_000.0, "from 2 s to 25 s");
+        (report.ttft_ms.mean * 6.0, report.ttft_ms.max)
+    };
+    let near = |(sum, max): (f64, f64), (hand_sum, hand_max): (f64, f64)| {
+        assert!((sum - hand_sum).abs() < 1e-6 && (max - hand_max).abs() < 1e-6, "{sum} {max}");
+    };
+    // D waits 1 s. By arrival E waits 5.5 s and B 35 s; by priority B 25 s and E 8.5 s.
+    near(ttft(SchedulingPolicy::Fcfs, "thunderagent"), (41_500.0, 35_000.0));
+    near(ttft(SchedulingPolicy::Priority, "thunderagent"), (34_500.0, 25_000.0));
+    // The package lets no priority through.
+    near(ttft(SchedulingPolicy::Priority, "thunderagent-package"), (41_500.0, 35_000.0));
 }

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
-use tandem_engine_model::TimingModel;
+use clap::{Args, ValueEnum};
+use tandem_engine_model::{SchedulingPolicy, TimingModel};
 use tandem_workload::Format;
 use tandem_workload::synth::Kind;
 
@@ -137,6 +137,26 @@ pub(super) struct FleetArgs {
     /// Longest context; else the profile's, and 0 = only the pool bounds it.
     #[arg(long, value_name = "TOKENS")]
     pub(super) max_model_len: Option<u32>,
+    /// What engines order their queues by, as vLLM's `--scheduling-policy`: arrival alone, or first the priority that the
+    /// trace or else the admission policy gives a turn. Then the least urgent is also preempted first.
+    #[arg(long, value_enum, default_value_t = Scheduling::Fcfs)]
+    pub(super) scheduling_policy: Scheduling,
+}
+
+/// Order of an engine's queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Scheduling {
+    Fcfs,
+    Priority,
+}
+
+impl From<Scheduling> for SchedulingPolicy {
+    fn from(scheduling: Scheduling) -> Self {
+        match scheduling {
+            Scheduling::Fcfs => Self::Fcfs,
+            Scheduling::Priority => Self::Priority,
+        }
+    }
 }
 
 fn parse_synth(text: &str) -> Result<(Kind, u32, u32), String> {

@@ -309,40 +309,48 @@ async fn try_workers(
         tokio::time::sleep(delay).await;
     }
     if let Some(prefill) = prefill {
-        return pd::try_pair(app, call, turn, prefill, worker).await;
+        return pd::try_pair(app, call, turn, (prefill, worker), priority).await;
     }
     let Some(target) = app.engines.target(worker) else {
         return Err(failed(FailureKind::Connect, "the engine left"));
     };
-    let priority = if target.priority { priority } else { 0 };
-    let (body, headers) = admission::with_priority(call.dialect, &call.body, target.kind, priority);
-    let obtained = ask(app, call, &target, body, &headers).await?;
+    let obtained = ask(app, call, &target, Sent::plain(call, priority)).await?;
     Ok((obtained, PrefillLeg::default()))
 }
 
-/// Sends a body in the name of the call, with more headers, and waits for the head of the answer.
+/// What an engine is sent in the name of a call.
+#[derive(Clone)]
+pub(crate) struct Sent {
+    pub(crate) body: Bytes,
+    /// Beside the client's own.
+    pub(crate) headers: HeaderMap,
+    /// Higher is sooner. An engine that does not schedule by it gets none.
+    pub(crate) priority: i32,
+}
+
+impl Sent {
+    /// The call as it is.
+    pub(super) fn plain(call: &Call, priority: i32) -> Self {
+        Self { body: call.body.clone(), headers: HeaderMap::new(), priority }
+    }
+}
+
+/// Sends something in the name of the call, and waits for the head of the answer.
 pub(super) async fn send(
     app: &App,
     call: &Call,
     target: &Target,
-    body: Bytes,
-    more: &HeaderMap,
+    sent: Sent,
 ) -> Result<(Parts, AnswerBody), TryFailed> {
-    let request = engine_request(app, call, target, body, more)?;
+    let request = engine_request(app, call, target, sent)?;
     let head_timeout = app.config.timeouts.response_head.0;
     let response = app.engines.client().send_within(request, head_timeout).await.map_err(|e| unsent(&e))?;
     Ok(response.into_parts())
 }
 
 /// [`send`], and the beginning of the answer.
-pub(super) async fn ask(
-    app: &App,
-    call: &Call,
-    target: &Target,
-    body: Bytes,
-    more: &HeaderMap,
-) -> Result<Obtained, TryFailed> {
-    let (parts, body) = send(app, call, target, body, more).await?;
+pub(super) async fn ask(app: &App, call: &Call, target: &Target, sent: Sent) -> Result<Obtained, TryFailed> {
+    let (parts, body) = send(app, call, target, sent).await?;
     let idle = app.config.timeouts.stream_idle.0;
     if let Some(kind) = engine_failure(parts.status) {
         let text = format!("status {}", parts.status.as_u16());
@@ -420,20 +428,22 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|text| text.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
 }
 
-/// The request that carries a body in the name of the call.
+/// The request that carries it.
 pub(super) fn engine_request(
     app: &App,
     call: &Call,
     target: &Target,
-    body: Bytes,
-    more: &HeaderMap,
+    mut sent: Sent,
 ) -> Result<Request<tandem_engines::Body>, TryFailed> {
     let uri = target.base.uri(&call.target).map_err(|e| failed(FailureKind::Connect, e.to_string()))?;
-    let mut request = Request::new(full(body));
+    if target.priority {
+        admission::set_priority(call.dialect, target.kind, &call.headers, &mut sent);
+    }
+    let mut request = Request::new(full(sent.body));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = uri;
     *request.headers_mut() = engine_headers(app, &call.headers, target);
-    for (name, value) in more {
+    for (name, value) in &sent.headers {
         request.headers_mut().insert(name, value.clone());
     }
     if let Ok(id) = HeaderValue::from_str(call.engine_id.as_str()) {

@@ -8,7 +8,7 @@
 //! - SGLang: both at the same time, with the same body, which names where and under which number they meet. The first
 //!   one's answer is read and dropped.
 //! - Invariants: I-PD-1 bytes of the body that are none of the fields below are as in the call; I-PD-2 both workers get
-//!   the same request id; I-PD-3 whatever ends the turn closes the connections to both, but for a prefill worker whose
+//!   the same request id, and each the same priority, where it schedules by one; I-PD-3 whatever ends the turn closes the connections to both, but for a prefill worker whose
 //!   prompt is answered already; I-PD-4 a failure is told of the worker at whose it happened; I-PD-5 a rendezvous
 //!   number is never used twice by one process, and two processes begin at random.
 //! - Deliberately absent: calls for several answers or of several prompts on vLLM: which of them gets the KV, and when
@@ -34,7 +34,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::flight::{Call, Collected, Obtained, TryFailed, ask, collect, engine_failure, failed, send};
+use super::flight::{Call, Collected, Obtained, Sent, TryFailed, ask, collect, engine_failure, failed, send};
 use crate::app::App;
 use crate::metrics::Family;
 
@@ -120,25 +120,30 @@ pub(super) async fn try_pair(
     app: &App,
     call: &Call,
     turn: TurnId,
-    prefill: WorkerId,
-    worker: WorkerId,
+    (prefill, worker): (WorkerId, WorkerId),
+    priority: i32,
 ) -> Result<(Obtained, PrefillLeg), TryFailed> {
     let gone = || failed(FailureKind::Connect, "the engine left");
     let first = app.engines.target(prefill).ok_or_else(|| gone().at_prefill())?;
     let second = app.engines.target(worker).ok_or_else(gone)?;
     match second.kind {
-        EngineKind::Vllm => in_turn(app, call, turn, &first, &second).await,
-        EngineKind::Sglang => side_by_side(app, call, turn, &first, &second).await,
+        EngineKind::Vllm => in_turn(app, call, turn, (&first, &second), priority).await,
+        EngineKind::Sglang => side_by_side(app, call, turn, (&first, &second), priority).await,
         EngineKind::OpenAi => {
             app.owner.prefill_done(turn);
-            alone(app, call, &second).await
+            alone(app, call, &second, priority).await
         }
     }
 }
 
 /// The second worker does it all.
-async fn alone(app: &App, call: &Call, second: &Target) -> Result<(Obtained, PrefillLeg), TryFailed> {
-    Ok((ask(app, call, second, call.body.clone(), &HeaderMap::new()).await?, PrefillLeg::default()))
+async fn alone(
+    app: &App,
+    call: &Call,
+    second: &Target,
+    priority: i32,
+) -> Result<(Obtained, PrefillLeg), TryFailed> {
+    Ok((ask(app, call, second, Sent::plain(call, priority)).await?, PrefillLeg::default()))
 }
 
 /// vLLM's way.
@@ -146,17 +151,17 @@ async fn in_turn(
     app: &App,
     call: &Call,
     turn: TurnId,
-    first: &Target,
-    second: &Target,
+    (first, second): (&Target, &Target),
+    priority: i32,
 ) -> Result<(Obtained, PrefillLeg), TryFailed> {
     let parsed = parse_request(call.dialect, &call.body).ok().filter(|_| call.choices == 1);
     let body = parsed.as_ref().and_then(|parsed| for_one_token(call, parsed));
     let (Some(parsed), Some(body)) = (parsed, body) else {
         app.owner.prefill_done(turn);
-        return alone(app, call, second).await;
+        return alone(app, call, second, priority).await;
     };
-    let (parts, bytes) =
-        whole(app, call, first, body, &HeaderMap::new()).await.map_err(TryFailed::at_prefill)?;
+    let sent = Sent { body, headers: HeaderMap::new(), priority };
+    let (parts, bytes) = whole(app, call, first, sent).await.map_err(TryFailed::at_prefill)?;
     if !parts.status.is_success() {
         let facts = observe_body(call.dialect, &bytes);
         return Ok((Obtained::Whole(parts, bytes, Box::new(facts)), PrefillLeg::default()));
@@ -166,14 +171,14 @@ async fn in_turn(
     let Some(params) = told.kv_transfer_params else {
         app.metrics.inc(Family::PrefillLost, &[]);
         tracing::warn!(engine = %first.base, "the engine computed a prompt but says not where its kv lies");
-        return alone(app, call, second).await;
+        return alone(app, call, second, priority).await;
     };
     let cached = observe_body(call.dialect, &bytes).usage.and_then(|usage| usage.cached_tokens);
     let body = match parsed.set_field(BodyField::KvTransferParams, params.get().as_bytes()) {
         Some(edit) => Bytes::from(apply_edits(&call.body, &mut [edit])),
         None => call.body.clone(),
     };
-    let obtained = ask(app, call, second, body, &HeaderMap::new()).await?;
+    let obtained = ask(app, call, second, Sent { body, headers: HeaderMap::new(), priority }).await?;
     Ok((obtained, PrefillLeg { cached: Some(cached), running: None }))
 }
 
@@ -211,14 +216,8 @@ fn for_one_token(call: &Call, parsed: &ParsedRequest) -> Option<Bytes> {
 }
 
 /// A whole answer that is no fault of the engine.
-async fn whole(
-    app: &App,
-    call: &Call,
-    target: &Target,
-    body: Bytes,
-    headers: &HeaderMap,
-) -> Result<(Parts, Bytes), TryFailed> {
-    let (parts, body) = send(app, call, target, body, headers).await?;
+async fn whole(app: &App, call: &Call, target: &Target, sent: Sent) -> Result<(Parts, Bytes), TryFailed> {
+    let (parts, body) = send(app, call, target, sent).await?;
     let idle = app.config.timeouts.stream_idle.0;
     let collected = collect(body, app.config.limits.answer_buffer.bytes(), idle).await?;
     let Collected::Whole(bytes) = collected else {
@@ -238,14 +237,15 @@ async fn side_by_side(
     app: &App,
     call: &Call,
     turn: TurnId,
-    first: &Target,
-    second: &Target,
+    (first, second): (&Target, &Target),
+    priority: i32,
 ) -> Result<(Obtained, PrefillLeg), TryFailed> {
     let place = Rendezvous { at: &first.bootstrap, room: fresh_room(), rank: first.rank };
     let (body, headers) = place.write(call);
+    let sent = Sent { body, headers, priority };
     let (tell, trouble) = oneshot::channel();
-    let request = super::flight::engine_request(app, call, first, body.clone(), &headers)
-        .map_err(TryFailed::at_prefill)?;
+    let request =
+        super::flight::engine_request(app, call, first, sent.clone()).map_err(TryFailed::at_prefill)?;
     let drain = Drain {
         client: app.engines.client().clone(),
         owner: app.owner.clone(),
@@ -269,7 +269,7 @@ async fn side_by_side(
                 return Ok((Obtained::Whole(parts, bytes, Box::new(facts)), PrefillLeg::default()));
             }
         },
-        obtained = ask(app, call, second, body, &headers) => obtained,
+        obtained = ask(app, call, second, sent) => obtained,
     };
     match obtained {
         Ok(obtained) => Ok((obtained, PrefillLeg { cached: None, running: Some(running) })),

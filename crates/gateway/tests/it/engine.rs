@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -103,6 +104,7 @@ pub(crate) struct Engine {
     seen: watch::Sender<Vec<Seen>>,
     gone: watch::Sender<usize>,
     script: Arc<Mutex<Script>>,
+    pool: Arc<AtomicU64>,
     accepting: JoinHandle<()>,
 }
 
@@ -126,13 +128,20 @@ impl Engine {
         let script: Arc<Mutex<Script>> = Arc::new(Mutex::new(Arc::new(script)));
         let (seen, gone) = (watch::Sender::new(Vec::new()), watch::Sender::new(0));
         let (scripts, sightings, departures) = (Arc::clone(&script), seen.clone(), gone.clone());
+        let pool = Arc::new(AtomicU64::new(0));
+        let told = Arc::clone(&pool);
         let accepting = tokio::spawn(async move {
             while let Ok((io, _)) = listener.accept().await {
                 let (script, seen, gone) = (Arc::clone(&scripts), sightings.clone(), departures.clone());
-                tokio::spawn(serve(io, script, seen, gone));
+                tokio::spawn(serve(io, script, Arc::clone(&told), seen, gone));
             }
         });
-        Self { url, seen, gone, script, accepting }
+        Self { url, seen, gone, script, pool, accepting }
+    }
+
+    /// Makes it tell that it holds so many tokens of KV; it tells nothing of that otherwise.
+    pub(crate) fn holds(&self, tokens: u64) {
+        self.pool.store(tokens, Ordering::Relaxed);
     }
 
     pub(crate) fn rescript(
@@ -200,6 +209,7 @@ async fn read_call(io: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(String, 
 async fn serve(
     mut io: TcpStream,
     script: Arc<Mutex<Script>>,
+    pool: Arc<AtomicU64>,
     calls: watch::Sender<Vec<Seen>>,
     gone: watch::Sender<usize>,
 ) {
@@ -212,7 +222,7 @@ async fn serve(
             let script = Arc::clone(&script.lock().expect("unpoisoned"));
             script(&mut call).await;
         } else {
-            control(&mut call).await;
+            control(&mut call, pool.load(Ordering::Relaxed)).await;
         }
         if !call.open {
             gone.send_modify(|count| *count += 1);
@@ -222,7 +232,7 @@ async fn serve(
     }
 }
 
-async fn control(call: &mut Call) {
+async fn control(call: &mut Call, pool: u64) {
     match call.seen.path.as_str() {
         "/health" => call.respond(200, "", b"").await,
         "/version" => call.json(200, &json!({"version": "0.33.0"})).await,
@@ -231,9 +241,17 @@ async fn control(call: &mut Call) {
             call.json(200, &json!({"object": "list", "data": [model]})).await;
         }
         "/metrics" => {
-            let text =
-                b"vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_waiting{engine=\"0\"} 0\n";
-            call.respond(200, "content-type: text/plain\r\n", text).await;
+            let mut text =
+                "vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_waiting{engine=\"0\"} 0\n"
+                    .to_owned();
+            if pool > 0 {
+                let blocks = pool / 16;
+                text += &format!(
+                    "vllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"{blocks}\",engine=\"0\"}} 1\n\
+                     sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\nsglang:max_total_num_tokens {pool}\n"
+                );
+            }
+            call.respond(200, "content-type: text/plain\r\n", text.as_bytes()).await;
         }
         _ => call.json(404, &json!({"detail": "Not Found"})).await,
     }

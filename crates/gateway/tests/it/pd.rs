@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
-use tandem_gateway::config::{Fallback, LocalPrefill, LocalPrefillName};
+use tandem_gateway::config::{Fallback, LocalPrefill, LocalPrefillName, Span};
 use tandem_mock_engine::{
     Fault, FaultRule, MockConfig, MockEngine, MockKind, MockModel, MockRole, MockSplit,
 };
+use tokio::sync::Semaphore;
 
 use crate::client::{self, Client};
 use crate::engine::{self, Engine, chat_stream};
@@ -103,6 +104,68 @@ async fn every_dialect_is_split() {
     two["n"] = json!(2);
     assert_eq!(setup.chat(&two).await.status, 200);
     assert_eq!((prefill.calls().len(), decode.calls().len()), (2, 3));
+}
+
+/// The priorities that both workers got for a turn that `thunderagent` held, which raises it by 1.
+async fn priorities(prefill_options: &str, decode_options: &str) -> [Value; 2] {
+    let (prefill, decode) = (prefill_engine().await, Engine::fine().await);
+    decode.holds(4096);
+    let urls = vec![
+        format!("{}@role=prefill,{prefill_options}", prefill.url),
+        format!("{}@role=decode,{decode_options}", decode.url),
+    ];
+    let setup = start_at(urls, |config| {
+        config.pd.local_prefill = LocalPrefill::Named(LocalPrefillName::Off);
+        config.admission.policy = "thunderagent".to_owned();
+        config.admission.thunderagent.tick = Span::millis(20);
+    })
+    .await;
+    setup.ready().await;
+    let told =
+        |seen: &Value| seen["workers"].as_array().is_some_and(|w| w.iter().any(|w| w["device"] == 4096));
+    setup.admin_until("/admission", told).await;
+    // The first session has more than half of the room until its answer may go on.
+    let gate = Arc::new(Semaphore::new(0));
+    let waits = Arc::clone(&gate);
+    decode.rescript(move |call| {
+        let waits = Arc::clone(&waits);
+        Box::pin(async move {
+            drop(waits.acquire().await);
+            engine::fine(call).await;
+        })
+    });
+    let post = |session: &str| {
+        let headers = format!("x-dynamo-session-id: {session}\r\nx-dynamo-session-final: true\r\n");
+        client::post(
+            "/v1/chat/completions",
+            &headers,
+            chat(&"word ".repeat(2400), true).to_string().as_bytes(),
+        )
+    };
+    let mut first = Client::connect(setup.addr()).await;
+    first.send(&post("a")).await;
+    decode.wait_calls(1).await;
+    let mut second = Client::connect(setup.addr()).await;
+    second.send(&post("b")).await;
+    setup.admin_until("/turns", |turns| turns["held_total"] == 1).await;
+    gate.add_permits(1);
+    assert_eq!((first.answer().await.status, second.answer().await.status), (200, 200));
+    let priority = |engine: &Engine| {
+        let calls = engine.calls();
+        assert_eq!((calls.len(), calls[0].json().get("priority")), (2, None), "the first waited for nothing");
+        calls[1].json()["priority"].clone()
+    };
+    [priority(&prefill), priority(&decode)]
+}
+
+/// I-PD-2. vLLM: lower is sooner. SGLang: higher is sooner.
+#[tokio::test(flavor = "multi_thread")]
+async fn both_workers_get_the_priority_where_they_schedule_by_it() {
+    assert_eq!(priorities("priority=on", "priority=on").await, [json!(-1), json!(-1)]);
+    assert_eq!(priorities("priority=on", "priority=off").await, [json!(-1), json!(null)]);
+    assert_eq!(priorities("priority=off", "priority=on").await, [json!(null), json!(-1)]);
+    let sglang = "kind=sglang,priority=on";
+    assert_eq!(priorities(sglang, sglang).await, [json!(1), json!(1)]);
 }
 
 /// I-PD-4.
@@ -213,7 +276,7 @@ async fn an_empty_pool_makes_calls_wait_for_a_bounded_time_and_is_named() {
     let decode = Engine::fine().await;
     let url = format!("{}@role=decode", decode.url);
     let setup = start_at(vec![url.clone()], |config| {
-        config.hold.max = tandem_gateway::config::Span::millis(50);
+        config.hold.max = Span::millis(50);
     })
     .await;
     setup.ready().await;
