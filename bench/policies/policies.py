@@ -42,7 +42,8 @@ ROLLOUTS = ("qwen3-30b-a3b-h20-tp4", 2)
 # `tandem simulate LOAD --policy unlimited --lanes 16`.
 MEAN_PROMPT = {"openhands": 36_200, "rl-swe": 16_753}
 
-# A variant of a policy: its name in the table, the policy, further arguments.
+# A variant of a policy: its name in the table, the policy, further arguments; `--lanes` among them takes the place of the
+# point's own.
 Variant = collections.namedtuple("Variant", "name policy args")
 # What is simulated: a label, arguments but policies and seed, variants.
 Point = collections.namedtuple("Point", "label args variants")
@@ -64,13 +65,19 @@ def lanes_for(working_set, profile, workers, mean_prompt):
     return max(1, round(working_set * POOLS[profile] * workers / mean_prompt))
 
 
+def fitting(profile, workers, mean_prompt):
+    """The bound of gates: nothing is ever evicted, and only as many sessions are open as fit."""
+    return Variant("unlimited, as many as fit", "unlimited",
+                   ("--lanes", str(lanes_for(1, profile, workers, mean_prompt))))
+
+
 class Loads:
     """The traces, and what set-ups need to know of them."""
 
     def __init__(self, traces, judge):
         std = "claude_code_std_judge.jsonl.gz" if judge else "claude_code_std_dev.jsonl.gz"
         self.claude = str((judge or traces) / std)
-        self.rollouts = str(traces / "rl_swe_synth_dev.jsonl.gz")
+        self.rollouts = ["--synth", "rl-swe:4096"] if judge else [str(traces / "rl_swe_synth_dev.jsonl.gz")]
         with gzip.open(self.claude, "rt") as lines:
             prompts = [request["in"] for line in lines for request in json.loads(line)["requests"] if "in" in request]
         self.claude_prompt = statistics.fmean(prompts)
@@ -79,7 +86,9 @@ class Loads:
         """Claude Code, pauses cut at 10 s, so many times the pools."""
         lanes = lanes_for(working_set, *PODS, self.claude_prompt)
         args = [self.claude, *fleet(*PODS), "--gap-cap", "10", "--lanes", str(lanes), *window(600, 3000), *extra]
-        return Point(f"Claude Code, pauses to 10 s, {working_set}x ({lanes} lanes)", args, variants or plain(POLICIES))
+        bound = [fitting(*PODS, self.claude_prompt)] if working_set > 1 else []
+        return Point(f"Claude Code, pauses to 10 s, {working_set}x ({lanes} lanes)", args,
+                     variants or [*plain(POLICIES), *bound])
 
     def recorded(self, lanes, extra=(), variants=None):
         """Claude Code with its pauses, so many open sessions."""
@@ -87,15 +96,18 @@ class Loads:
         return Point(f"Claude Code, recorded pauses, {lanes} sessions", args, variants or plain(POLICIES))
 
     def rollout(self, lanes):
-        args = [self.rollouts, *fleet(*ROLLOUTS), "--lanes", str(lanes), *window(600, 1800)]
-        return Point(f"rollouts, {lanes} at once", args, plain(POLICIES))
+        args = [*self.rollouts, *fleet(*ROLLOUTS), "--lanes", str(lanes), *window(600, 1800)]
+        bound = fitting(*ROLLOUTS, MEAN_PROMPT["rl-swe"])
+        more = [bound] if lanes > int(bound.args[1]) else []
+        return Point(f"rollouts, {lanes} at once", args, [*plain(POLICIES), *more])
 
     def openhands(self, working_set, profile, workers):
         lanes = lanes_for(working_set, profile, workers, MEAN_PROMPT["openhands"])
         # Enough sessions that none comes again soon.
         args = ["--synth", f"openhands:{max(128, 4 * lanes)}", *fleet(profile, workers), "--lanes", str(lanes),
                 *window(600, 1800)]
-        return Point(f"OpenHands, {profile}, {working_set}x ({lanes} lanes)", args, plain(POLICIES))
+        bound = [fitting(profile, workers, MEAN_PROMPT["openhands"])] if working_set > 1 else []
+        return Point(f"OpenHands, {profile}, {working_set}x ({lanes} lanes)", args, [*plain(POLICIES), *bound])
 
 
 def reprefill(share):
@@ -122,6 +134,8 @@ def setups(loads):
         for label, extra in FAULTS
     ]
     rollouts = [(ws, lanes_for(ws, *ROLLOUTS, MEAN_PROMPT["rl-swe"])) for ws in (0.25, 0.5, 0.75)]
+    tiers = Variant("thunderagent, tiers counted", "thunderagent", ("--set", "thunderagent.count_tiers=true"))
+    hosted = [*plain(["sticky", "thunderagent"]), tiers, *plain(["tandem", "unlimited"])]
     bounded = [*plain(["thunderagent"]), *(reprefill(share) for share in (0, 0.01, 0.05, 0.1))]
     return {
         "a": ("Room to spare", [
@@ -136,10 +150,19 @@ def setups(loads):
         "f": ("Bounded waiting", [loads.capped(ws, variants=bounded) for ws in (1.3, 2)]),
         "g": ("Host memory", [
             point._replace(label=f"{point.label}, host {times}x", args=[*point.args, "--host-pool", str(times * POOLS[PODS[0]])])
-            for point in (loads.capped(2), loads.recorded(400)) for times in (2, 4)
+            for point in (loads.capped(2, variants=hosted), *(loads.recorded(lanes, variants=hosted) for lanes in (150, 256, 400)))
+            for times in (2, 4)
         ]),
         "h": ("Beliefs gone wrong", faults),
     }
+
+
+def joined(args, extra):
+    args = list(args)
+    if "--lanes" in extra:
+        at = args.index("--lanes")
+        del args[at:at + 2]
+    return [*args, *extra]
 
 
 class Runner:
@@ -166,7 +189,7 @@ class Runner:
                 if self.key(point.args, variant, seed) not in self.known:
                     missing[variant.args].append(variant)
             for extra, variants in missing.items():
-                self.simulate([*point.args, *extra], seed, variants, point.args)
+                self.simulate(joined(point.args, extra), seed, variants, point.args)
         return {v.name: [self.known[self.key(point.args, v, seed)] for seed in seeds] for v in point.variants}
 
     def simulate(self, args, seed, variants, base):
@@ -254,7 +277,7 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("policies.jsonl"), help="where runs are kept")
     parser.add_argument("--only", default="", help="set-ups, such as a,c")
     parser.add_argument("--points", default="", help="points whose label has this in it")
-    parser.add_argument("--policies", help="policies, instead of each point's own")
+    parser.add_argument("--policies", help="policies, instead of all of each point's")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--extra", default="", help="further arguments of each run, such as '--demote'")
@@ -275,7 +298,10 @@ def main():
                 continue
             point = point._replace(args=[*point.args, *shlex.split(args.extra)])
             if args.policies:
-                point = point._replace(variants=plain(args.policies.split(",")))
+                wanted = args.policies.split(",")
+                kept = [variant for variant in point.variants if variant.policy in wanted]
+                more = plain(policy for policy in wanted if policy not in [variant.policy for variant in kept])
+                point = point._replace(variants=[*kept, *more])
             print(f"**{point.label}**\n\n{shown(point, seeds)}\n", flush=True)
             if not args.list:
                 print("\n".join(table(runner.run(point, seeds))), end="\n\n", flush=True)

@@ -7,8 +7,9 @@
 //!   and a pool of C tokens that is C / r, r being that of the context's length, times [`TandemConfig::patience`]: memory
 //!   is worth less than time, since the last programs let in add less output than the first. Rates are learned.
 //! - A turn of a program that has a place goes home unless running turns alone fill the pool; idle programs then lose their
-//!   places until all fits again, those that free enough with the least to spare. Word that its cache does not lie at home
-//!   any more is believed once the engine's count of its last turn has said the same, for events of caches can be lost.
+//!   places until all fits again with something to spare, the smallest first: they have most of their growth before them,
+//!   so that the same room stays free for longer. Word that its cache does not lie at home any more is believed once the
+//!   engine's count of its last turn has said the same, for events of caches can be lost.
 //! - Any other turn waits for room below [`TandemConfig::admit`]; idle programs that are less likely to return than not give
 //!   way to it.
 //! - Placement: home while its cache lies there and it fits; else where most room is left, a prompt's missing tokens
@@ -51,7 +52,7 @@ use crate::{AdmissionConfig, AdmissionPolicy};
 
 pub use config::TandemConfig;
 
-use fits::{Fit, fewest};
+use fits::{Fit, smallest};
 
 /// While a turn fills its home, or a newcomer any worker, to no more than this, where it goes is not a question of memory,
 /// and routing decides: below three quarters of the pools no gate gains anything (independent hardware campaign,
@@ -304,7 +305,7 @@ impl Tandem {
             return;
         }
         let mut lacks = used - resident * self.config.pause_to;
-        let victims = fewest(room.list.iter().filter(|idle| idle.weight > 0.05), &mut lacks);
+        let victims = smallest(room.list.iter().filter(|idle| idle.weight > 0.05), &mut lacks);
         victims.into_iter().for_each(|slot| self.pause(slot, out));
         if lacks <= 0.0 {
             return;

@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tandem_types::{Time, TurnId, WorkerId};
 
-use crate::contract::{Action, Arrival, Event, Grant, HoldReason, Placement, Stats};
+use crate::contract::{Action, Arrival, Capacity, Event, Grant, HoldReason, Placement, Stats};
 use crate::table::{Rules, Slot, Table, Worker};
 use crate::{AdmissionConfig, AdmissionError, AdmissionPolicy};
 
@@ -60,6 +60,8 @@ pub struct ThunderAgentConfig {
     /// A head that several programs share at a worker counts once. The article adds up whole contexts; the package
     /// documents that it subtracts what is shared, and never does.
     pub shared_once: bool,
+    /// Memory below the device counts as capacity (package; the plugin of the article's authors counts the device alone).
+    pub count_tiers: bool,
     /// Mark every REASONING program rather than the smallest that suffice (package).
     pub mark_all: bool,
     /// Marks stay when the pressure is gone (package); the article is silent, and withdrawing them is what follows from
@@ -92,6 +94,7 @@ impl Default for ThunderAgentConfig {
             buffer: 100,
             count_reasoning: true,
             shared_once: false,
+            count_tiers: false,
             mark_all: false,
             keep_marks: false,
             pass_unplaceable: false,
@@ -106,6 +109,7 @@ impl ThunderAgentConfig {
     #[must_use]
     pub fn package() -> Self {
         Self {
+            count_tiers: true,
             mark_all: true,
             keep_marks: true,
             pass_unplaceable: true,
@@ -194,13 +198,15 @@ impl ThunderAgent {
         .sum()
     }
 
-    fn capacity(worker: &Worker) -> Option<f64> {
-        worker.capacity.filter(|_| worker.ready).map(|capacity| float(capacity.resident))
+    fn capacity(&self, worker: &Worker) -> Option<f64> {
+        let tokens =
+            |capacity: Capacity| if self.config.count_tiers { capacity.resident } else { capacity.device };
+        worker.capacity.filter(|_| worker.ready).map(|capacity| float(tokens(capacity)))
     }
 
     /// Workers that tell their capacity.
     fn sized(&self) -> impl Iterator<Item = (WorkerId, &Worker, f64)> {
-        self.table.workers.iter().filter_map(|(id, w)| Some((*id, w, Self::capacity(w)?)))
+        self.table.workers.iter().filter_map(|(id, w)| Some((*id, w, self.capacity(w)?)))
     }
 
     fn arrived(&mut self, now: Time, arrival: &Arrival<'_>, out: &mut Vec<Action>) {
@@ -394,7 +400,7 @@ impl ThunderAgent {
 
     /// Pauses and marks programs of a worker above the threshold.
     fn relieve(&mut self, id: WorkerId, out: &mut Vec<Action>) {
-        let Some((worker, capacity)) = self.table.worker(id).and_then(|w| Some((w, Self::capacity(w)?)))
+        let Some((worker, capacity)) = self.table.worker(id).and_then(|w| Some((w, self.capacity(w)?)))
         else {
             return;
         };

@@ -18,7 +18,8 @@ pub struct TandemConfig {
     pub admit_demoting: f64,
     /// Above this part idle programs lose their places.
     pub pause: f64,
-    /// Down to this part.
+    /// Down to this part. What was given up stays in the pool until it is the oldest there: to give up little and often
+    /// keeps such caches around, and they push out older ones of programs that have a place.
     pub pause_to: f64,
     /// An idle program gives way to a waiting turn when it is less likely than this to return within the horizon.
     pub give_way: f64,
@@ -48,7 +49,7 @@ impl Default for TandemConfig {
             admit: 0.9,
             admit_demoting: 0.95,
             pause: 1.0,
-            pause_to: 0.98,
+            pause_to: 0.92,
             give_way: 0.5,
             patience: 1.5,
             gap_factor: 1.0,

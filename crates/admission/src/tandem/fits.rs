@@ -238,9 +238,24 @@ fn enough<'a>(list: impl Iterator<Item = &'a Weighed>, lacks: f64) -> Vec<Slot> 
     taken
 }
 
+/// The smallest that free enough together, or all of them. What is left over when they do not suffice stays in `lacks`.
+pub(super) fn smallest<'a>(list: impl Iterator<Item = &'a Weighed>, lacks: &mut f64) -> Vec<Slot> {
+    let mut rest: Vec<&Weighed> = list.collect();
+    rest.sort_unstable_by_key(|idle| (idle.tokens, idle.slot));
+    let mut taken = Vec::new();
+    for idle in rest {
+        if *lacks <= 0.0 {
+            break;
+        }
+        *lacks -= idle.counts();
+        taken.push(idle.slot);
+    }
+    taken
+}
+
 /// Those who free enough with the least to spare: one where one suffices, else the largest and so on. What is left over
 /// when all of them do not suffice stays in `lacks`.
-pub(super) fn fewest<'a>(list: impl Iterator<Item = &'a Weighed>, lacks: &mut f64) -> Vec<Slot> {
+fn fewest<'a>(list: impl Iterator<Item = &'a Weighed>, lacks: &mut f64) -> Vec<Slot> {
     let mut rest: Vec<(f64, Slot)> = list.map(|idle| (idle.counts(), idle.slot)).collect();
     rest.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut taken = Vec::new();

@@ -142,6 +142,18 @@ fn returning_programs_may_fill_the_pool_and_not_more() {
     assert!(world.runs(a));
 }
 
+/// 5,500 idle and 5,200 running of 10,000: 1,500 too many for 0.92. The one that frees just that would be c.
+#[test]
+fn the_smallest_lose_their_places_until_there_is_something_to_spare() {
+    let mut world = World::new(&config(|tandem| tandem.pause_to = 0.92), &[10_000]);
+    for (program, tokens) in [("a", 3_000), ("b", 1_000), ("c", 1_500), ("d", 4_000)] {
+        world.acting(program, tokens);
+    }
+    let d = world.arrive("d", 5_200);
+    assert!(world.runs(d));
+    assert_eq!(world.paused, ["b", "c"]);
+}
+
 #[test]
 fn a_turn_larger_than_the_pool_runs_alone() {
     let mut world = world(&[1_000]);

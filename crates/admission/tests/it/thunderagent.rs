@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tandem_admission::{AdmissionConfig, Event, HoldReason, Placement, ThunderAgentConfig};
+use tandem_admission::{AdmissionConfig, Capacity, Event, HoldReason, Placement, ThunderAgentConfig};
 use tandem_types::TurnId;
 
 use crate::support::{World, w};
@@ -224,4 +224,19 @@ fn every_threshold_is_a_setting() {
     world.acting("b", 301);
     world.at(2.0);
     assert_eq!(world.paused, ["a", "b"], "501 - 200 = 301, and 301 is above 300: b too");
+}
+
+/// 1,500 tokens, 1,000 of device memory, 2,000 of the host's.
+#[test]
+fn lower_tiers_count_where_the_package_counts_them() {
+    for (count_tiers, runs) in [(false, false), (ThunderAgentConfig::package().count_tiers, true)] {
+        let thunderagent = ThunderAgentConfig { count_tiers, ..ThunderAgentConfig::default() };
+        let config =
+            AdmissionConfig { policy: "thunderagent".to_owned(), thunderagent, ..AdmissionConfig::default() };
+        let mut world = World::new(&config, &[]);
+        let capacity = Some(Capacity { resident: 3_000, ..Capacity::device(1_000) });
+        world.tell(&Event::WorkerReady { worker: w(0), capacity });
+        let large = world.arrive("large", 1_500);
+        assert_eq!(world.runs(large), runs);
+    }
 }

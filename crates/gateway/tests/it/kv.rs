@@ -322,6 +322,7 @@ async fn text_finds_what_was_sent_with_the_same_text() {
     let silent = MockConfig { kv_events: None, ..config(MockKind::Vllm) };
     let engine = MockEngine::start(silent).await.expect("starts");
     let setup = gateway(&[&engine], &[PromptSource::Text], |_| {}).await;
+    setup.admin_until("/kv", |kv| kv["workers"][0]["knowledge"] == "approximate").await;
     let mut session = Session::new("s");
     session.turn(&setup, "one").await;
     let second = session.turn(&setup, "two").await;
