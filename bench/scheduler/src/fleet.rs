@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tandem_types::{EngineId, MatchSource, PrefixMatch, Time, WorkerId, WorkerPrefix};
+use tandem_types::{EngineId, Holders, MatchSource, PrefixMatch, Time, WorkerId, WorkerPrefix};
 
 use crate::sessions::{BLOCK, Session};
 
@@ -27,8 +27,8 @@ struct Worker {
 pub struct Fleet {
     workers: Vec<Worker>,
     capacity: u64,
-    /// Of each head, the workers that have it, by id.
-    heads: Vec<Vec<WorkerPrefix>>,
+    /// Of each head, the workers that have it.
+    heads: Vec<Holders>,
     uses: u64,
 }
 
@@ -52,7 +52,7 @@ fn holds(worker: u32, tokens: u64) -> WorkerPrefix {
 impl Fleet {
     #[must_use]
     pub fn new(workers: u32, capacity: u64, heads: u64) -> Self {
-        let heads = (0..heads).map(|_| Vec::new()).collect();
+        let heads = (0..heads).map(|_| Holders::new()).collect();
         Self { workers: vec![Worker::default(); workers as usize], capacity, heads, uses: 0 }
     }
 
@@ -60,16 +60,9 @@ impl Fleet {
     #[must_use]
     pub fn prefix(&self, session: &Session) -> PrefixMatch {
         let blocks = u32::try_from(session.prompt / u64::from(BLOCK)).unwrap_or(u32::MAX);
-        let mut workers = Vec::new();
-        if let Some(head) = self.heads.get(session.head as usize) {
-            workers.clone_from(head);
-        }
+        let mut workers = self.heads.get(session.head as usize).cloned().unwrap_or_default();
         if let Some((at, tokens)) = session.at {
-            let own = holds(at, tokens.min(session.prompt));
-            match workers.binary_search_by_key(&own.worker, |held| held.worker) {
-                Ok(index) => workers[index] = own,
-                Err(index) => workers.insert(index, own),
-            }
+            workers.push(holds(at, tokens.min(session.prompt)));
         }
         PrefixMatch { block_size: BLOCK, blocks, workers, ..PrefixMatch::unknown() }
     }
@@ -90,9 +83,9 @@ impl Fleet {
         };
         self.forget(slot, session);
         if let Some(list) = self.heads.get_mut(session.head as usize)
-            && let Err(index) = list.binary_search_by_key(&id(at), |held| held.worker)
+            && list.get(id(at)).is_none()
         {
-            list.insert(index, holds(at, head));
+            list.push(holds(at, head));
         }
         let missing = session.prompt - cached.max(head).min(session.prompt);
         let worker = &mut self.workers[at as usize];

@@ -34,12 +34,12 @@ fn begins(bucket: usize) -> f64 {
     if bucket == 0 { 0.0 } else { FIRST_S * (half_octaves / 2.0).exp2() }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the buckets")]
 fn bucket_of(seconds: f64) -> usize {
-    if seconds < FIRST_S {
-        return 0;
-    }
-    (((seconds / FIRST_S).log2() * 2.0).floor().clamp(0.0, 33.0) as usize) + 1
+    // The first bucket's length is a power of two, so that octaves are told by the exponent.
+    let bits = (seconds / FIRST_S).to_bits();
+    let Some(octave) = (bits >> 52).checked_sub(1_023).filter(|_| seconds > 0.0) else { return 0 };
+    let half = u64::from(bits << 12 >> 12 >= std::f64::consts::SQRT_2.to_bits() << 12 >> 12);
+    usize::try_from(2 * octave + half).map_or(BUCKETS - 2, |halves| halves.min(BUCKETS - 3)) + 1
 }
 
 impl GapModel {
@@ -104,7 +104,12 @@ impl GapModel {
     /// How likely a program that has been away for `idle` comes back within `horizon` from now.
     #[must_use]
     pub fn returns_within(&self, idle: Duration, horizon: Duration) -> f64 {
-        let (idle, horizon) = (idle.as_secs_f64(), horizon.as_secs_f64());
+        self.returns_within_s(idle.as_secs_f64(), horizon.as_secs_f64())
+    }
+
+    /// The same in seconds.
+    #[must_use]
+    pub fn returns_within_s(&self, idle: f64, horizon: f64) -> f64 {
         let alive = self.longer(idle);
         if alive <= 1e-9 {
             return 0.0;
@@ -119,6 +124,29 @@ mod tests {
 
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
+    }
+
+    /// As the logarithm says, also a nanosecond before and behind where buckets begin.
+    #[test]
+    fn a_pause_is_in_the_bucket_of_its_half_octave() {
+        let by_logarithm = |seconds: f64| {
+            if seconds < FIRST_S {
+                0.0
+            } else {
+                ((seconds / FIRST_S).log2() * 2.0).floor().clamp(0.0, 33.0) + 1.0
+            }
+        };
+        let same = |nanos: u64| {
+            let seconds = Duration::from_nanos(nanos).as_secs_f64();
+            let bucket = u32::try_from(bucket_of(seconds)).map_or(f64::NAN, f64::from);
+            assert_eq!(bucket, by_logarithm(seconds), "{nanos}");
+        };
+        for bucket in 1..BUCKETS {
+            let edge = Duration::from_secs_f64(begins(bucket)).as_nanos() as u64;
+            (edge - 3..=edge + 3).for_each(same);
+        }
+        (0..100_000_u64).for_each(|i| same(i * i * 1_234_567 % 40_000_000_000_000));
+        same(u64::MAX);
     }
 
     #[test]

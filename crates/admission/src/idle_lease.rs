@@ -66,9 +66,8 @@ impl IdleLease {
     /// Those who may give way at a worker, longest idle first, until enough is free; `None` = they do not suffice.
     fn victims(&self, now: Time, at: WorkerId, lacks: u64, idle_for: Duration) -> Option<Vec<Slot>> {
         let worker = self.table.worker(at)?;
-        let since = |slot: &Slot| self.table.program(*slot).and_then(|program| program.idle_since);
         let mut idle: Vec<(Time, Slot)> =
-            worker.idle.iter().filter_map(|slot| Some((since(slot)?, *slot))).collect();
+            worker.idle.iter().filter_map(|idler| Some((idler.since?, idler.slot))).collect();
         idle.retain(|(since, _)| now.since(*since) >= idle_for);
         idle.sort_unstable();
         let mut freed = 0;

@@ -19,6 +19,19 @@ pub(crate) struct PrefillRate {
     /// Tokens a second that are believed until turns have told.
     prior: f64,
     seen: [Option<f64>; OCTAVES],
+    /// What is believed of each octave.
+    believed: [f64; OCTAVES],
+}
+
+/// Something for each octave of lengths.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ByLength([f64; OCTAVES]);
+
+impl ByLength {
+    /// At the length of so many tokens.
+    pub(crate) fn at(&self, tokens: u64) -> f64 {
+        self.0.get(octave(tokens)).copied().unwrap_or_default()
+    }
 }
 
 fn octave(tokens: u64) -> usize {
@@ -28,7 +41,7 @@ fn octave(tokens: u64) -> usize {
 
 impl PrefillRate {
     pub(crate) const fn new(tokens_per_s: f64) -> Self {
-        Self { prior: tokens_per_s, seen: [None; OCTAVES] }
+        Self { prior: tokens_per_s, seen: [None; OCTAVES], believed: [tokens_per_s; OCTAVES] }
     }
 
     /// So many tokens of a prompt of which little was there took so long.
@@ -42,11 +55,20 @@ impl PrefillRate {
         if let Some(seen) = self.seen.get_mut(octave(tokens)) {
             *seen = Some(seen.map_or(rate, |old| if rate < old { old * 0.99 + rate * 0.01 } else { rate }));
         }
+        self.believed = std::array::from_fn(|at| self.nearest(at));
     }
 
     /// Tokens a second in a prompt of so many.
     pub(crate) fn tokens_per_s(&self, tokens: u64) -> f64 {
-        let at = octave(tokens);
+        ByLength(self.believed).at(tokens)
+    }
+
+    /// Something that follows from the rate of each length.
+    pub(crate) fn each(&self, of: impl FnMut(f64) -> f64) -> ByLength {
+        ByLength(self.believed.map(of))
+    }
+
+    fn nearest(&self, at: usize) -> f64 {
         let nearest = |distance: usize| {
             let either = [at.checked_sub(distance), at.checked_add(distance)];
             either.into_iter().flatten().find_map(|octave| self.seen.get(octave).copied().flatten())

@@ -1,12 +1,16 @@
-//! How full workers are: of each what a comparison of the whole fleet asks, in one piece of memory, by id.
+//! How full workers are, and of each what a comparison of the whole fleet asks in one piece of memory, by id.
 //!
-//! - I-ROM-1 a room says what the table and the last weighing of its idle programs say, once it was brought up to date.
+//! - I-ROM-1 a gauge says what its room says, and a room what the table and the last weighing of its idle programs say, once
+//!   it was brought up to date.
 //! - Deliberately absent: what a program weighs, and where turns go (the policy's).
 
 use tandem_types::{Time, WorkerId};
 
 use crate::contract::Capacity;
-use crate::table::{Slot, Table, Worker};
+use crate::table::{Slot, TOKENS_MAX, Table, Worker};
+
+/// No program counts for so many tokens ([`TOKENS_MAX`]).
+const TOKENS_BITS: u32 = TOKENS_MAX.ilog2() + 1;
 
 /// An idle program of a worker as it was weighed last.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,6 +27,13 @@ impl Weighed {
     /// What it counts for, in tokens.
     pub(crate) fn counts(&self) -> f64 {
         self.weight * float(self.tokens)
+    }
+
+    /// Least likely to return first, then smallest. Equal tenths are not compared further: probabilities are not known
+    /// better than that.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 10")]
+    fn order(&self) -> u64 {
+        ((self.weight * 10.0) as u64) << TOKENS_BITS | self.tokens.min((1 << TOKENS_BITS) - 1)
     }
 }
 
@@ -49,6 +60,76 @@ pub(crate) struct Room {
     pub(crate) list: Vec<Weighed>,
 }
 
+/// Of a worker what a comparison of the whole fleet asks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Gauge {
+    pub(crate) ready: bool,
+    /// Its capacity is known.
+    pub(crate) told: bool,
+    /// It has idle programs.
+    pub(crate) idles: bool,
+    /// Tokens of running turns and of heads.
+    pub(crate) tokens: f64,
+    /// Running turns.
+    pub(crate) running: f64,
+    /// As in [`Room`].
+    pub(crate) weighted: f64,
+    pub(crate) giving: f64,
+    pub(crate) served: f64,
+    /// What the device holds, and what the worker does. 0 = not told.
+    pub(crate) device: f64,
+    pub(crate) resident: f64,
+    /// Up to how many tokens it is filled.
+    pub(crate) admits: f64,
+    /// What running turns may take.
+    pub(crate) running_max: f64,
+}
+
+impl Gauge {
+    fn of(room: &Room, limits: &Limits) -> Self {
+        let (device, resident) =
+            room.capacity.map_or((0.0, 0.0), |capacity| (float(capacity.device), float(capacity.resident)));
+        Self {
+            ready: room.ready,
+            told: room.capacity.is_some(),
+            idles: !room.list.is_empty(),
+            tokens: room.tokens,
+            running: f64::from(room.running),
+            weighted: room.weighted,
+            giving: room.giving,
+            served: room.served,
+            device,
+            resident,
+            admits: room.capacity.map_or(f64::INFINITY, |capacity| limits.admits(capacity)),
+            running_max: room.capacity.map_or(f64::INFINITY, |capacity| limits.running_max(capacity)),
+        }
+    }
+}
+
+/// Up to what parts workers are filled.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Limits {
+    pub(crate) admit: f64,
+    /// Where caches that are not worth keeping are evicted first.
+    pub(crate) admit_demoting: f64,
+    /// By running turns, without tiers below the device and with.
+    pub(crate) running: f64,
+    pub(crate) running_above_tiers: f64,
+}
+
+impl Limits {
+    /// Up to how many tokens a worker is filled.
+    pub(crate) fn admits(&self, capacity: Capacity) -> f64 {
+        float(capacity.resident) * if capacity.demotes { self.admit_demoting } else { self.admit }
+    }
+
+    /// What running turns may take of a worker.
+    pub(crate) fn running_max(&self, capacity: Capacity) -> f64 {
+        let below = capacity.resident > capacity.device;
+        float(capacity.device) * if below { self.running_above_tiers } else { self.running }
+    }
+}
+
 #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
 pub(crate) const fn float(tokens: u64) -> f64 {
     tokens as f64
@@ -57,9 +138,11 @@ pub(crate) const fn float(tokens: u64) -> f64 {
 /// All workers, by id.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
+    pub(crate) limits: Limits,
     all: Vec<Room>,
     /// Their ids alone, to search in.
     ids: Vec<WorkerId>,
+    gauges: Vec<Gauge>,
     /// How many are ready.
     pub(crate) ready: usize,
     /// Up to which old weighings were looked for.
@@ -67,6 +150,24 @@ pub(crate) struct Rooms {
 }
 
 impl Rooms {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Every worker's id.
+    pub(crate) fn ids(&self) -> &[WorkerId] {
+        &self.ids
+    }
+
+    pub(crate) fn gauge(&self, id: WorkerId) -> Option<&Gauge> {
+        self.gauges.get(self.find(id)?)
+    }
+
+    /// Of every worker what a comparison asks, by id.
+    pub(crate) fn gauges(&self) -> &[Gauge] {
+        &self.gauges
+    }
+
     /// Where a worker is, or would be.
     fn place(&self, id: WorkerId) -> Result<usize, usize> {
         self.ids.binary_search(&id)
@@ -89,7 +190,8 @@ impl Rooms {
 
     /// Puts it back.
     pub(crate) fn put(&mut self, index: usize, room: Room) {
-        if let Some(place) = self.all.get_mut(index) {
+        if let (Some(place), Some(gauge)) = (self.all.get_mut(index), self.gauges.get_mut(index)) {
+            *gauge = Gauge::of(&room, &self.limits);
             *place = room;
         }
     }
@@ -104,30 +206,29 @@ impl Rooms {
         &self.all
     }
 
-    /// Workers that take turns.
-    pub(crate) fn ready(&self) -> impl Iterator<Item = &Room> {
-        self.all.iter().filter(|room| room.ready)
-    }
-
     /// A worker is as told, or gone.
     pub(crate) fn set(&mut self, id: WorkerId, worker: Option<&Worker>) {
         let place = self.place(id);
         let Some(worker) = worker else {
             if let Ok(at) = place {
                 self.ids.remove(at);
+                self.gauges.remove(at);
                 self.ready -= usize::from(self.all.remove(at).ready);
             }
             return;
         };
         if let Err(at) = place {
+            let room = Room::new(id);
             self.ids.insert(at, id);
-            self.all.insert(at, Room::new(id));
+            self.gauges.insert(at, Gauge::of(&room, &self.limits));
+            self.all.insert(at, room);
         }
         let (Ok(at) | Err(at)) = place;
-        if let Some(room) = self.all.get_mut(at) {
+        if let (Some(room), Some(gauge)) = (self.all.get_mut(at), self.gauges.get_mut(at)) {
             self.ready = self.ready - usize::from(room.ready) + usize::from(worker.ready);
             (room.ready, room.capacity, room.running) = (worker.ready, worker.capacity, worker.running);
             room.tokens = float(worker.running_tokens + worker.shared);
+            *gauge = Gauge::of(room, &self.limits);
         }
     }
 
@@ -136,6 +237,9 @@ impl Rooms {
         let ids: Vec<WorkerId> = self.all.iter().map(|room| room.id).collect();
         if ids != self.ids || self.ready != self.all.iter().filter(|room| room.ready).count() {
             return Err("rooms are not listed as they are".to_owned());
+        }
+        if !self.gauges.iter().copied().eq(self.all.iter().map(|room| Gauge::of(room, &self.limits))) {
+            return Err("a gauge does not say what its room says".to_owned());
         }
         for (id, worker) in table.workers.iter().filter(|(id, _)| !table.has_changed(**id)) {
             let room = self.get(*id).ok_or(format!("{id} has no room"))?;
@@ -146,7 +250,7 @@ impl Rooms {
             }
             let mut weighed: Vec<Slot> = room.list.iter().map(|idle| idle.slot).collect();
             weighed.sort_unstable();
-            if room.weighed.is_some() && !worker.idle.iter().copied().eq(weighed) {
+            if room.weighed.is_some() && !worker.idle.iter().map(|idler| idler.slot).eq(weighed) {
                 return Err(format!("others than the idle programs of {id} were weighed"));
             }
         }
@@ -189,14 +293,14 @@ impl Room {
     pub(crate) fn weigh(&mut self, now: Time, give_way: f64, programs: impl Iterator<Item = Weighed>) {
         self.list.clear();
         self.list.extend(programs);
-        // Equal tenths are not compared further: probabilities are not known better than that.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 10")]
-        let tenths = |weight: f64| (weight * 10.0) as u8;
-        self.list.sort_unstable_by_key(|w| (tenths(w.weight), w.tokens, w.slot));
-        let sum = |keep: &dyn Fn(&&Weighed) -> bool| self.list.iter().filter(keep).map(Weighed::counts).sum();
-        let weighted = sum(&|_| true);
-        let giving = sum(&|w| w.weight < give_way);
-        let served = sum(&|w| w.served);
+        self.list.sort_unstable_by_key(|weighed| (weighed.order(), weighed.slot));
+        let (mut weighted, mut giving, mut served) = (0.0, 0.0, 0.0);
+        for weighed in &self.list {
+            let counts = weighed.counts();
+            weighted += counts;
+            giving += if weighed.weight < give_way { counts } else { 0.0 };
+            served += if weighed.served { counts } else { 0.0 };
+        }
         (self.weighted, self.giving, self.served) = (weighted, giving, served);
         self.weighed = Some(now);
     }

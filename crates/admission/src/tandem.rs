@@ -45,9 +45,9 @@ use tandem_types::{GroupId, TenantId, Time, TurnId, WorkerId};
 
 use crate::contract::{Action, Arrival, Capacity, End, Event, Grant, HoldReason, Placement, Stats};
 use crate::gap::GapModel;
-use crate::rate::PrefillRate;
+use crate::rate::{ByLength, PrefillRate};
 use crate::rooms::{Rooms, Weighed, float};
-use crate::table::{Left, Program, Rules, Slot, Table, Turn};
+use crate::table::{Idler, Left, Program, Rules, Slot, Table, Turn};
 use crate::{AdmissionConfig, AdmissionPolicy};
 
 pub use config::TandemConfig;
@@ -133,7 +133,7 @@ impl Tandem {
             gaps: gaps.collect(),
             rate: PrefillRate::new(config.tandem.prefill_tokens_per_s),
             answer: 0.0,
-            rooms: Rooms::default(),
+            rooms: Rooms::new(config.tandem.limits()),
             unweighed: Vec::new(),
             dear: None,
             credit: 0.0,
@@ -143,18 +143,31 @@ impl Tandem {
         }
     }
 
-    /// How likely an idle program returns before keeping it has cost more than computing it again.
-    fn weight(&self, now: Time, program: &Program, resident: u64) -> f64 {
+    /// How likely an idle program returns before keeping it has cost more than computing it again; `horizons` = how long
+    /// that takes, in seconds.
+    fn weight(&self, now: Time, idler: &Idler, horizons: &ByLength) -> f64 {
         // Who waits for a subagent that waits itself does not come back before it.
-        if program.children.1 > 0 {
+        if idler.children.1 > 0 {
             return 0.0;
         }
-        let Some(gaps) = self.gaps.get(&kind(program)) else { return 1.0 };
-        let away = program.idle_since.map_or(Duration::ZERO, |since| now.since(since));
-        let even = float(resident) / self.rate.tokens_per_s(program.tokens);
-        let horizon = Duration::from_secs_f64((even * self.config.patience).clamp(0.0, 86_400.0));
-        let believed = self.config.gap_factor;
-        gaps.returns_within(away.div_f64(believed), horizon.div_f64(believed))
+        let kind = Kind { subagent: idler.subagent, spawned: idler.children.0 > 0, tools: idler.tools };
+        let Some(gaps) = self.gaps.get(&kind) else { return 1.0 };
+        let away = idler.since.map_or(Duration::ZERO, |since| now.since(since));
+        gaps.returns_within_s(self.believed(away), horizons.at(idler.tokens))
+    }
+
+    /// How long keeping the context of a program is worth it at a worker, in seconds.
+    fn horizons(&self, resident: u64) -> ByLength {
+        self.rate.each(|tokens_per_s| {
+            let even = float(resident) / tokens_per_s;
+            self.believed(Duration::from_secs_f64((even * self.config.patience).clamp(0.0, 86_400.0)))
+        })
+    }
+
+    /// A time as programs are believed to take it, in seconds.
+    fn believed(&self, time: Duration) -> f64 {
+        let factor = self.config.gap_factor;
+        if factor.total_cmp(&1.0).is_eq() { time.as_secs_f64() } else { time.div_f64(factor).as_secs_f64() }
     }
 
     /// Takes over what changed at workers.
@@ -173,15 +186,12 @@ impl Tandem {
         if room.weighed.is_none_or(|at| now.since(at) >= FRESH)
             && let Some(worker) = self.table.worker(room.id)
         {
-            let resident = room.capacity.map_or(0, |capacity| capacity.resident);
-            let programs = worker.idle.iter().filter_map(|slot| {
-                let program = self.table.program(*slot)?;
-                Some(Weighed {
-                    weight: self.weight(now, program, resident),
-                    tokens: self.table.idle_charge(*slot),
-                    slot: *slot,
-                    served: program.served >= self.config.turns_at_least,
-                })
+            let horizons = self.horizons(room.capacity.map_or(0, |capacity| capacity.resident));
+            let programs = worker.idle.iter().map(|idler| Weighed {
+                weight: self.weight(now, idler, &horizons),
+                tokens: idler.charge,
+                slot: idler.slot,
+                served: idler.served >= self.config.turns_at_least,
             });
             room.weigh(now, self.config.give_way, programs);
         }
@@ -238,12 +248,12 @@ impl Tandem {
             if let Some(index) = self.rooms.find(home) {
                 self.weigh(now, index);
             }
-            let Some(room) = self.rooms.get(home) else { return Err(HoldReason::NoRoom) };
-            if !self.may_run(room, need) {
+            let Some(gauge) = self.rooms.gauge(home) else { return Err(HoldReason::NoRoom) };
+            if !self.may_run(gauge, need) {
                 return Err(HoldReason::NoRoom);
             }
-            let used = self.used(room);
-            let roomy = Self::is_roomy(room, used + need);
+            let used = self.used(gauge);
+            let roomy = Self::is_roomy(gauge, used + need);
             return Ok(Fit::free(if roomy { Placement::Free(home) } else { Placement::Pin(home) }));
         }
         self.renew(now);
@@ -297,10 +307,9 @@ impl Tandem {
         self.follow();
         let Some(index) = self.rooms.find(id) else { return };
         self.weigh(now, index);
-        let Some((room, capacity)) = self.rooms.get(id).and_then(|room| Some((room, room.capacity?))) else {
-            return;
-        };
-        let (used, resident) = (self.used(room), float(capacity.resident));
+        let gauge = self.rooms.gauge(id).filter(|gauge| gauge.told);
+        let (Some(room), Some(gauge)) = (self.rooms.get(id), gauge) else { return };
+        let (used, resident) = (self.used(gauge), gauge.resident);
         if used <= resident * self.config.pause {
             return;
         }
@@ -413,15 +422,7 @@ impl Tandem {
 
     fn roomiest(&mut self, now: Time) -> Option<WorkerId> {
         self.renew(now);
-        let mut best: Option<(f64, WorkerId)> = None;
-        for room in self.rooms.ready() {
-            let Some(capacity) = room.capacity else { continue };
-            let free = self.admits(capacity) - self.used(room);
-            if best.is_none_or(|(most, _)| free > most) {
-                best = Some((free, room.id));
-            }
-        }
-        best.map(|(_, at)| at)
+        self.most_room()
     }
 
     fn earn(&mut self, now: Time) {

@@ -189,13 +189,12 @@ impl ThunderAgent {
 
     /// Tokens of ACTING programs, which count less the longer they are away.
     fn acting(&self, worker: &Worker, now: Time) -> f64 {
-        let idle = worker.idle.iter().filter_map(|slot| self.table.program(*slot).map(|p| (slot, p)));
-        idle.map(|(slot, program)| {
-            let away = program.idle_since.map_or(Duration::ZERO, |since| now.since(since));
+        let counts = worker.idle.iter().map(|idler| {
+            let away = idler.since.map_or(Duration::ZERO, |since| now.since(since));
             let lives = away.as_secs_f64() / self.config.acting_decay.as_secs_f64().max(1e-9);
-            float(self.table.idle_charge(*slot)) * (-lives).exp2()
-        })
-        .sum()
+            float(idler.charge) * (-lives).exp2()
+        });
+        counts.sum()
     }
 
     fn capacity(&self, worker: &Worker) -> Option<f64> {
@@ -412,7 +411,7 @@ impl ThunderAgent {
             return;
         }
         let mut acting: Vec<(u64, Slot)> =
-            worker.idle.iter().map(|slot| (self.table.idle_charge(*slot), *slot)).collect();
+            worker.idle.iter().map(|idler| (idler.charge, idler.slot)).collect();
         acting.sort_unstable();
         for (_, slot) in acting {
             if self.table.worker(id).is_none_or(|worker| self.used(worker) <= target) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tandem_kvindex::pool::Layout;
 use tandem_kvwire::hash::block::Shape;
-use tandem_types::{EngineId, EngineKind, WorkerId};
+use tandem_types::{EngineId, EngineKind, WorkerId, WorkerSet};
 
 use crate::Knowledge;
 use crate::pages::Scheme;
@@ -19,7 +19,7 @@ pub(crate) struct View {
     /// Lane number to position in `workers`, sorted.
     pub(crate) lanes: Vec<(u32, usize)>,
     /// Workers of which nothing is known, sorted.
-    pub(crate) blind: Vec<WorkerId>,
+    pub(crate) blind: WorkerSet,
 }
 
 #[derive(Debug)]

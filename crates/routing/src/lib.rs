@@ -13,6 +13,7 @@
 //!
 //! A new policy is one file here and one line in [`registry`].
 
+pub mod columns;
 pub mod kv;
 pub mod least_load;
 pub mod load;
@@ -27,6 +28,7 @@ use std::fmt;
 
 use tandem_types::{PrefixMatch, RouteWishes, WorkerId};
 
+pub use columns::Columns;
 pub use kv::{CostTerms, KvConfig, KvConfigError};
 pub use load::LoadMeter;
 pub use registry::{DEFAULT_POLICY, POLICIES, PolicyEntry, UnknownPolicy, by_name};
@@ -95,8 +97,8 @@ pub struct RouteTurn<'a> {
     pub wishes: Option<&'a RouteWishes>,
 }
 
-/// The workers that may take one turn now. Lookups are cheap; only [`Fleet::all`] costs in proportion to the
-/// number of workers.
+/// The workers that may take one turn now. Lookups are cheap; only [`Fleet::all`] and [`Fleet::columns`] cost in proportion
+/// to the number of workers.
 pub trait Fleet {
     /// One worker, if it may take the turn.
     fn get(&self, worker: WorkerId) -> Option<Candidate>;
@@ -104,6 +106,12 @@ pub trait Fleet {
     fn lightest(&self) -> Option<Candidate>;
     /// Appends every worker that may take the turn, by id.
     fn all(&self, out: &mut Vec<Candidate>);
+    /// The same in columns.
+    fn columns(&self, out: &mut Columns) {
+        let mut all = Vec::new();
+        self.all(&mut all);
+        all.iter().for_each(|candidate| out.push(candidate));
+    }
     /// What a worker's operator says of it.
     fn labels(&self, _worker: WorkerId) -> &[String] {
         &[]

@@ -21,7 +21,9 @@
 pub mod breaker;
 pub mod config;
 pub mod contract;
+mod eligible;
 mod gate;
+mod homes;
 pub mod invariants;
 mod on_gate;
 mod on_tick;
@@ -33,6 +35,7 @@ mod place;
 mod programs;
 mod queue;
 pub mod replay;
+mod roster;
 pub mod script;
 mod turns;
 pub mod view;

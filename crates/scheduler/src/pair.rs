@@ -24,10 +24,11 @@ use tandem_types::{EngineKind, TurnId, WorkerId, WorkerRole};
 use crate::Scheduler;
 use crate::config::PdFallback;
 use crate::contract::HoldReason;
+use crate::eligible::{Tier, Wanted};
 use crate::on_turn::Legs;
 use crate::place::TOKENS_MAX;
 use crate::turns::Turn;
-use crate::workers::{Tier, Wanted, Workers};
+use crate::workers::Workers;
 
 /// The four ranks: which tier, and whether workers that failed the turn are left out.
 const RANKS: [(Tier, bool); 4] =

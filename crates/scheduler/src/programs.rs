@@ -20,6 +20,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 use tandem_types::{GroupId, ProgramKey, Time, WorkerId};
 
+use crate::homes::Homes;
 use crate::place::TOKENS_MAX;
 
 /// A program that has been idle for so many mean pauses counts as away: few sessions say that they are over, and what
@@ -97,7 +98,7 @@ pub(crate) struct Programs {
     by_key: IndexMap<ProgramKey, Program>,
     idle: BTreeMap<(Time, u64), ProgramKey>,
     /// Context tokens of the programs that ran last at each worker and are not away.
-    at_home: BTreeMap<WorkerId, u64>,
+    at_home: Homes,
     /// Programs before this in `idle` are away.
     away_until: (Time, u64),
     /// Mean pause between a program's turns, recent ones counting more; `None` before the first.
@@ -111,7 +112,7 @@ impl Programs {
         Self {
             by_key: IndexMap::new(),
             idle: BTreeMap::new(),
-            at_home: BTreeMap::new(),
+            at_home: Homes::default(),
             away_until: (Time::ZERO, 0),
             pause: None,
             stamps: 0,
@@ -229,7 +230,7 @@ impl Programs {
     }
 
     /// Context tokens of the programs that ran last at each worker, by worker, but for those that are away.
-    pub(crate) const fn at_home(&self) -> &BTreeMap<WorkerId, u64> {
+    pub(crate) const fn at_home(&self) -> &Homes {
         &self.at_home
     }
 
@@ -313,7 +314,7 @@ impl Programs {
             .filter(|(_, p)| p.live_turns == 0)
             .map(|(key, p)| ((p.last_active, p.stamp), key))
             .collect();
-        let mut at_home = BTreeMap::new();
+        let mut at_home = Homes::default();
         for (_, program) in self.iter() {
             come_home(&mut at_home, program);
         }
@@ -328,22 +329,12 @@ impl Programs {
     }
 }
 
-fn leave_home(at_home: &mut BTreeMap<WorkerId, u64>, program: &Program) {
-    for worker in program.homes() {
-        if let Some(tokens) = at_home.get_mut(&worker) {
-            *tokens = tokens.saturating_sub(program.home_tokens);
-            if *tokens == 0 {
-                at_home.remove(&worker);
-            }
-        }
-    }
+fn leave_home(at_home: &mut Homes, program: &Program) {
+    program.homes().for_each(|worker| at_home.take(worker, program.home_tokens));
 }
 
-fn come_home(at_home: &mut BTreeMap<WorkerId, u64>, program: &Program) {
-    for worker in program.homes().filter(|_| program.home_tokens > 0) {
-        let tokens = at_home.entry(worker).or_default();
-        *tokens = tokens.saturating_add(program.home_tokens);
-    }
+fn come_home(at_home: &mut Homes, program: &Program) {
+    program.homes().for_each(|worker| at_home.add(worker, program.home_tokens));
 }
 
 #[cfg(test)]
@@ -373,7 +364,7 @@ mod tests {
     #[test]
     fn programs_that_stay_away_longer_than_others_pause_do_not_count_at_home() {
         let mut programs = Programs::new(10);
-        let counted = |programs: &Programs| programs.at_home().get(&WORKER).copied().unwrap_or(0);
+        let counted = |programs: &Programs| programs.at_home().at(WORKER);
         turn(&mut programs, "gone", 0);
         // No pause was seen yet.
         turn(&mut programs, "steady", 1);

@@ -125,7 +125,7 @@ impl WorkerView {
             foreign: worker.meter.foreign(),
             load: worker.meter.load(),
             queued_prefill: worker.queued_prefill,
-            home_tokens: core.programs.at_home().get(&id).copied().unwrap_or(0),
+            home_tokens: core.programs.at_home().at(id),
             charged: core.gate.charged(id).map(|(running, idle, capacity)| ChargedView {
                 running,
                 idle,

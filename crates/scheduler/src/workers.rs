@@ -3,8 +3,7 @@
 //! - I-WRK-1 `ready` holds exactly the ready workers, `free` those of them with a slot, both by (load, id).
 //! - I-WRK-2 `turns_running` counts dispatched turns, the load meter dispatched turns and side calls. Side calls
 //!   take no slot: they are short, and the engine's own queue takes them.
-//! - I-WRK-4 `briefs` says of every worker, by id, what a comparison of the whole fleet asks: such a comparison walks one
-//!   piece of memory.
+//! - I-WRK-4 `roster` says of every worker, by id, what a comparison of the whole fleet asks.
 //! - I-WRK-3 a removed worker stays known, unseen by routing, until what runs there is over.
 //! - Deliberately absent: where a worker's URL is; the driver knows.
 
@@ -12,10 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Serialize;
-use tandem_routing::{Candidate, Fleet, LoadMeter};
+use tandem_routing::{Candidate, LoadMeter};
 use tandem_types::{EngineKind, LoadReport, RouteWishes, Time, WorkerId, WorkerInfo, WorkerRole};
 
 use crate::breaker::Breaker;
+use crate::eligible::{Asked, Cold, Eligible, Wanted};
+use crate::homes::Homes;
+use crate::roster::{Brief, Roster};
 
 /// What a worker is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -43,7 +45,7 @@ pub(crate) struct Worker {
     pub(crate) info: Option<WorkerInfo>,
     /// The models in `info`, shared with other workers that serve the same: a scan of the fleet then compares
     /// each list of names once.
-    models: Option<Arc<[String]>>,
+    pub(crate) models: Option<Arc<[String]>>,
     pub(crate) meter: LoadMeter,
     pub(crate) report: Option<LoadReport>,
     /// When the report is no longer believed.
@@ -87,7 +89,7 @@ impl Worker {
         (self.report, self.report_until) = (None, None);
     }
 
-    fn serves(&self, asked: Asked<'_>) -> bool {
+    pub(crate) fn serves(&self, asked: Asked<'_>) -> bool {
         self.models.as_ref().is_some_and(|models| asked.served(models, self.loads_adapters()))
     }
 
@@ -103,19 +105,19 @@ impl Worker {
         self.info.as_ref().map(|info| info.kind)
     }
 
-    fn has_slot(&self) -> bool {
+    pub(crate) fn has_slot(&self) -> bool {
         self.info.as_ref().is_some_and(|info| info.max_running.is_none_or(|max| self.turns_running < max))
     }
 
     /// Whether it carries what a request asks for, and nothing that the request does not put up with.
-    fn suits(&self, wishes: &RouteWishes) -> bool {
+    pub(crate) fn suits(&self, wishes: &RouteWishes) -> bool {
         self.info.as_ref().is_none_or(|info| {
             wishes.require.iter().all(|label| info.labels.contains(label))
                 && info.taints.iter().all(|taint| wishes.tolerate.contains(taint))
         })
     }
 
-    fn candidate(&self, id: WorkerId, home_tokens: u64) -> Candidate {
+    pub(crate) fn candidate(&self, id: WorkerId, home_tokens: u64) -> Candidate {
         Candidate {
             worker: id,
             load: self.meter.load(),
@@ -129,12 +131,12 @@ impl Worker {
         }
     }
 
-    fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.state == WorkerState::Ready
     }
 
     /// The same in short.
-    fn brief(&self, id: WorkerId) -> Brief {
+    fn brief(&self) -> Brief {
         Brief {
             ready: self.is_ready(),
             role: self.role(),
@@ -143,126 +145,19 @@ impl Worker {
             has_slot: self.has_slot(),
             loads_adapters: self.loads_adapters(),
             models: self.models.clone(),
-            candidate: self.candidate(id, 0),
         }
-    }
-}
-
-/// What a comparison of the whole fleet asks of a worker.
-#[derive(Debug, Clone, PartialEq)]
-struct Brief {
-    ready: bool,
-    role: WorkerRole,
-    kind: Option<EngineKind>,
-    admits: bool,
-    has_slot: bool,
-    loads_adapters: bool,
-    models: Option<Arc<[String]>>,
-    /// Without what depends on the turn.
-    candidate: Candidate,
-}
-
-/// Whether a worker with these models takes a turn for `model` as it is.
-fn listed(models: &[String], model: Option<&str>) -> bool {
-    model.is_none_or(|wanted| models.is_empty() || models.iter().any(|known| known == wanted))
-}
-
-/// The model that a turn asks for, and what lets a worker take it that does not list it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked<'a> {
-    pub(crate) model: Option<&'a str>,
-    cold: Cold<'a>,
-}
-
-/// What a worker needs that loads adapters when asked, to take a turn for a name that it does not list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cold<'a> {
-    /// No such worker takes it: the name is a model's.
-    Never,
-    /// The model that the name adapts, as workers say that have the adapter loaded.
-    Base(&'a str),
-    /// Nothing: nobody knows the name, so it may be an adapter of any model.
-    Unknown,
-}
-
-impl Asked<'_> {
-    /// Whether a worker that serves the turn would have to load its adapter first.
-    fn is_cold_at(&self, models: &[String]) -> bool {
-        self.cold != Cold::Never && !listed(models, self.model)
-    }
-
-    fn served(&self, models: &[String], loads_adapters: bool) -> bool {
-        listed(models, self.model)
-            || loads_adapters
-                && match self.cold {
-                    Cold::Never => false,
-                    Cold::Base(base) => listed(models, Some(base)),
-                    Cold::Unknown => true,
-                }
-    }
-}
-
-/// Which workers to prefer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tier {
-    /// Breaker closed, or half-open and waiting for a probe.
-    Well,
-    /// Breaker open, or half-open with a probe under way.
-    LastResort,
-}
-
-/// What a turn needs of a worker.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) asked: Asked<'a>,
-    /// The part of the work that it is to do.
-    pub(crate) role: WorkerRole,
-    /// The make that it must be of, where the other worker of a pair demands it.
-    pub(crate) kind: Option<EngineKind>,
-    pub(crate) tier: Tier,
-    /// Workers that failed this turn already.
-    pub(crate) except: &'a [WorkerId],
-    /// Whether the call takes one of the worker's slots.
-    pub(crate) slot: bool,
-    /// Labels and taints.
-    pub(crate) wishes: &'a RouteWishes,
-}
-
-impl Wanted<'_> {
-    fn accepts(&self, id: WorkerId, worker: &Worker) -> bool {
-        self.accepts_but_model(id, worker) && worker.serves(self.asked)
-    }
-
-    fn accepts_but_model(&self, id: WorkerId, worker: &Worker) -> bool {
-        worker.is_ready()
-            && worker.role() == self.role
-            && (self.kind.is_none() || self.kind == worker.kind())
-            && worker.breaker.admits() == (self.tier == Tier::Well)
-            && (!self.slot || worker.has_slot())
-            && !self.except.contains(&id)
-            && worker.suits(self.wishes)
-    }
-
-    /// The same, wishes aside.
-    fn takes(&self, brief: &Brief) -> bool {
-        brief.ready
-            && brief.role == self.role
-            && (self.kind.is_none() || self.kind == brief.kind)
-            && brief.admits == (self.tier == Tier::Well)
-            && (!self.slot || brief.has_slot)
-            && !self.except.contains(&brief.candidate.worker)
     }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
-    by_id: BTreeMap<WorkerId, Worker>,
-    briefs: Vec<Brief>,
-    ready: BTreeSet<(u64, WorkerId)>,
-    free: BTreeSet<(u64, WorkerId)>,
+    pub(crate) by_id: BTreeMap<WorkerId, Worker>,
+    pub(crate) roster: Roster,
+    pub(crate) ready: BTreeSet<(u64, WorkerId)>,
+    pub(crate) free: BTreeSet<(u64, WorkerId)>,
     opened: BTreeSet<(Time, WorkerId)>,
     reported: BTreeSet<(Time, WorkerId)>,
-    tainted: bool,
+    pub(crate) tainted: bool,
     /// Some worker does only a part of the work.
     split: bool,
     /// Some worker loads adapters when asked.
@@ -368,21 +263,14 @@ impl Workers {
         reindex(&mut self.free, id, &mut worker.free_at, free_at);
         reindex(&mut self.opened, id, &mut worker.opened_at, opened_at);
         reindex(&mut self.reported, id, &mut worker.reported_at, worker.report_until);
-        let place = self.briefs.binary_search_by_key(&id, |brief| brief.candidate.worker);
         if worker.state == WorkerState::Removed && worker.meter.ours() == 0 {
             reindex(&mut self.opened, id, &mut worker.opened_at, None);
             reindex(&mut self.reported, id, &mut worker.reported_at, None);
             self.by_id.remove(&id);
-            if let Ok(at) = place {
-                self.briefs.remove(at);
-            }
+            self.roster.remove(id);
             return Some(result);
         }
-        match place.map(|at| self.briefs.get_mut(at)) {
-            Ok(Some(brief)) => *brief = worker.brief(id),
-            Ok(None) => {}
-            Err(at) => self.briefs.insert(at, worker.brief(id)),
-        }
+        self.roster.set(worker.brief(), worker.candidate(id, 0));
         Some(result)
     }
 
@@ -437,11 +325,7 @@ impl Workers {
     }
 
     /// The workers that fit, with the tokens of the programs `at_home` at each.
-    pub(crate) const fn eligible<'a>(
-        &'a self,
-        wanted: Wanted<'a>,
-        at_home: &'a BTreeMap<WorkerId, u64>,
-    ) -> Eligible<'a> {
+    pub(crate) const fn eligible<'a>(&'a self, wanted: Wanted<'a>, at_home: &'a Homes) -> Eligible<'a> {
         Eligible { workers: self, wanted, at_home }
     }
 
@@ -454,8 +338,9 @@ impl Workers {
             self.iter().filter_map(|(id, w)| Some((w.breaker.open_until()?, id))).collect();
         let reported: BTreeSet<(Time, WorkerId)> =
             self.iter().filter_map(|(id, w)| Some((w.report_until?, id))).collect();
-        let briefs = self.iter().map(|(id, worker)| worker.brief(id));
-        self.briefs.iter().cloned().eq(briefs)
+        let mut roster = Roster::default();
+        self.iter().for_each(|(id, worker)| roster.set(worker.brief(), worker.candidate(id, 0)));
+        self.roster == roster
             && self.ready == keys(Worker::is_ready)
             && self.free == keys(|w| w.is_ready() && w.has_slot())
             && self.opened == opened
@@ -480,75 +365,4 @@ fn reindex<K: Ord + Copy>(
         index.insert((key, id));
     }
     *current = next;
-}
-
-/// The workers that fit one turn.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Eligible<'a> {
-    workers: &'a Workers,
-    wanted: Wanted<'a>,
-    at_home: &'a BTreeMap<WorkerId, u64>,
-}
-
-impl Eligible<'_> {
-    const fn index(&self) -> &BTreeSet<(u64, WorkerId)> {
-        if self.wanted.slot { &self.workers.free } else { &self.workers.ready }
-    }
-}
-
-impl Fleet for Eligible<'_> {
-    fn get(&self, id: WorkerId) -> Option<Candidate> {
-        let worker = self.workers.get(id).filter(|worker| self.wanted.accepts(id, worker))?;
-        let home_tokens = self.at_home.get(&id).copied().unwrap_or(0);
-        let cold = worker.models.as_ref().is_some_and(|models| self.wanted.asked.is_cold_at(models));
-        Some(Candidate { cold, ..worker.candidate(id, home_tokens) })
-    }
-
-    fn lightest(&self) -> Option<Candidate> {
-        self.index().iter().find_map(|&(_, id)| self.get(id))
-    }
-
-    fn all(&self, out: &mut Vec<Candidate>) {
-        let index = self.index();
-        // Walking the table is cheaper than looking most of it up; with few workers in question it is not.
-        if index.len() < self.workers.by_id.len() / 8 {
-            let start = out.len();
-            out.extend(index.iter().filter_map(|&(_, id)| self.get(id)));
-            if let Some(added) = out.get_mut(start..) {
-                added.sort_unstable_by_key(|c| c.worker);
-            }
-            return;
-        }
-        let Self { workers, wanted, at_home } = *self;
-        let choosy = workers.tainted || !wanted.wishes.require.is_empty();
-        let suits = |id| !choosy || workers.get(id).is_some_and(|worker| worker.suits(wanted.wishes));
-        // Whether the models of the one before are served, and whether their adapter is to be loaded.
-        let mut last: Option<(&Arc<[String]>, bool, bool, bool)> = None;
-        // Both lists are in order of id: one walk instead of a look-up for each worker.
-        let mut at_home = at_home.iter().peekable();
-        out.reserve(workers.briefs.len());
-        for brief in &workers.briefs {
-            let (Some(models), loads) = (&brief.models, brief.loads_adapters) else { continue };
-            let id = brief.candidate.worker;
-            if !wanted.takes(brief) || !suits(id) {
-                continue;
-            }
-            let (served, cold) = match last {
-                Some((seen, loading, served, cold)) if loading == loads && Arc::ptr_eq(seen, models) => {
-                    (served, cold)
-                }
-                Some(_) | None => (wanted.asked.served(models, loads), wanted.asked.is_cold_at(models)),
-            };
-            last = Some((models, loads, served, cold));
-            if served {
-                while at_home.next_if(|&(&home, _)| home < id).is_some() {}
-                let home_tokens = at_home.next_if(|&(&home, _)| home == id).map_or(0, |(_, &tokens)| tokens);
-                out.push(Candidate { home_tokens, cold, ..brief.candidate });
-            }
-        }
-    }
-
-    fn labels(&self, id: WorkerId) -> &[String] {
-        self.workers.get(id).and_then(|worker| worker.info.as_ref()).map_or(&[], |info| &info.labels)
-    }
 }

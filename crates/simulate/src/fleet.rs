@@ -10,7 +10,7 @@ use tandem_engine_model::{
     SharedStore,
 };
 use tandem_types::{
-    EngineId, HEAD_TOKENS, MatchSource, PrefixMatch, Time, WorkerId, WorkerPrefix, WorkerRole,
+    EngineId, HEAD_TOKENS, Holders, MatchSource, PrefixMatch, Time, WorkerId, WorkerPrefix, WorkerRole,
 };
 use tandem_workload::Node;
 
@@ -194,7 +194,7 @@ impl Fleet {
         // Never the block with the last token: that one is computed in any case.
         let most = (work.input.saturating_sub(1) / block_size) as usize;
         let useful = work.ids.get(..work.ids.len().min(most)).unwrap_or_default();
-        let mut workers = Vec::new();
+        let mut workers = Holders::new();
         for (index, engine) in (0u32..).zip(&self.engines) {
             let [device, host, disk] = match &mut self.late {
                 Some(late) => late.leading(index, useful, now),

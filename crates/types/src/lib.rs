@@ -11,6 +11,7 @@ pub mod ids;
 pub mod kv;
 pub mod limits;
 pub mod prefix;
+pub mod spans;
 pub mod time;
 pub mod turn;
 pub mod wishes;
@@ -24,7 +25,8 @@ pub use ids::{
     WorkerId,
 };
 pub use kv::{BlockHash, BlockRemoved, BlockStored, ExtraKey, GroupKind, KvBatch, KvEvent, Tier};
-pub use prefix::{HEAD_TOKENS, MatchSource, PrefixMatch, PrefixWalk, SharedPrefix, WorkerPrefix};
+pub use prefix::{HEAD_TOKENS, MatchSource, PrefixMatch, SharedPrefix, WorkerPrefix};
+pub use spans::{Alike, Holders, WorkerSet};
 pub use time::Time;
 pub use turn::{BodyEdit, BodyIds, Dialect, FinishReason, PromptShape, ToolCall, TurnFacts, Usage};
 pub use wishes::{LabelWish, RouteWishes, WeightOverrides};

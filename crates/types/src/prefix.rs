@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::WorkerId;
+use crate::spans::{Holders, WorkerSet};
 
 /// How an index came to know what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -67,13 +68,13 @@ pub struct PrefixMatch {
     /// blocks are not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<u64>,
-    /// Workers that hold the beginning of the prompt, sorted by id, each once.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub workers: Vec<WorkerPrefix>,
-    /// Workers of which the index knows nothing (no events, events lost), sorted by id. Of all others it knows
-    /// that they hold what `workers` says and no more.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub blind: Vec<WorkerId>,
+    /// Workers that hold the beginning of the prompt.
+    #[serde(default, skip_serializing_if = "Holders::is_empty")]
+    pub workers: Holders,
+    /// Workers of which the index knows nothing (no events, events lost). Of all others it knows that they hold what
+    /// `workers` says and no more.
+    #[serde(default, skip_serializing_if = "WorkerSet::is_empty")]
+    pub blind: WorkerSet,
     /// Blocks that a shared store holds: positions in the prompt, ascending, half open, disjoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shared: Vec<Range<u32>>,
@@ -96,8 +97,8 @@ impl PrefixMatch {
             block_size: 0,
             blocks: 0,
             head: None,
-            workers: Vec::new(),
-            blind: Vec::new(),
+            workers: Holders::new(),
+            blind: WorkerSet::new(),
             shared: Vec::new(),
             loadable: None,
             version: 0,
@@ -113,18 +114,11 @@ impl PrefixMatch {
     /// What a worker holds; `None` = nothing is known of that worker.
     #[must_use]
     pub fn of(&self, worker: WorkerId) -> Option<WorkerPrefix> {
-        if self.is_unknown() || self.blind.binary_search(&worker).is_ok() {
+        if self.is_unknown() || self.blind.contains(worker) {
             return None;
         }
         let nothing = WorkerPrefix { worker, device: 0, host: 0, disk: 0, source: MatchSource::Exact };
-        let found = self.workers.binary_search_by_key(&worker, |held| held.worker);
-        Some(found.ok().and_then(|index| self.workers.get(index)).copied().unwrap_or(nothing))
-    }
-
-    /// For looking up many workers one after the other.
-    #[must_use]
-    pub const fn walk(&self) -> PrefixWalk<'_> {
-        PrefixWalk { found: self, held: 0, blind: 0 }
+        Some(self.workers.get(worker).unwrap_or(nothing))
     }
 
     /// Where the run of shared blocks that position `from` belongs to ends: blocks behind a hole are of no use
@@ -163,41 +157,6 @@ impl PrefixMatch {
     }
 }
 
-/// Looks workers up in a match. In ascending order of id each takes a step or two instead of a search.
-#[derive(Debug, Clone)]
-pub struct PrefixWalk<'a> {
-    found: &'a PrefixMatch,
-    /// Those before are of lower id than the last one looked up, in `workers` and in `blind`.
-    held: usize,
-    blind: usize,
-}
-
-impl PrefixWalk<'_> {
-    /// The depths that [`PrefixMatch::of`] tells: device, host, disk.
-    #[inline]
-    #[must_use]
-    pub fn of(&mut self, worker: WorkerId) -> Option<[u32; 3]> {
-        let (workers, blind) = (&self.found.workers, &self.found.blind);
-        let passed = |before: Option<WorkerId>| before.is_some_and(|before| before >= worker);
-        if passed(self.held.checked_sub(1).and_then(|at| workers.get(at)).map(|held| held.worker))
-            || passed(self.blind.checked_sub(1).and_then(|at| blind.get(at)).copied())
-        {
-            return self.found.of(worker).map(|held| held.depths());
-        }
-        while blind.get(self.blind).is_some_and(|next| *next < worker) {
-            self.blind += 1;
-        }
-        while workers.get(self.held).is_some_and(|next| next.worker < worker) {
-            self.held += 1;
-        }
-        if self.found.is_unknown() || blind.get(self.blind) == Some(&worker) {
-            return None;
-        }
-        let held = workers.get(self.held).filter(|held| held.worker == worker);
-        Some(held.map_or([0; 3], WorkerPrefix::depths))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,8 +185,8 @@ mod tests {
         let mut found = PrefixMatch {
             block_size: 16,
             blocks: 5,
-            workers: vec![held],
-            blind: vec![worker(3)],
+            workers: [held].into_iter().collect(),
+            blind: [worker(3)].into_iter().collect(),
             ..PrefixMatch::unknown()
         };
         assert_eq!(found.of(worker(2)), Some(held));
@@ -235,34 +194,6 @@ mod tests {
         assert_eq!(found.of(worker(3)), None);
         found.block_size = 0;
         assert_eq!(found.of(worker(2)), None);
-    }
-
-    /// In ascending order, with repetitions, and out of order.
-    #[test]
-    fn a_walk_finds_what_a_search_finds() {
-        let held = |engine, device| WorkerPrefix {
-            worker: worker(engine),
-            device,
-            host: 7,
-            disk: 9,
-            source: MatchSource::Exact,
-        };
-        let mut found = PrefixMatch {
-            block_size: 16,
-            blocks: 9,
-            workers: vec![held(2, 3), held(3, 5), held(6, 1)],
-            blind: vec![worker(3), worker(5)],
-            ..PrefixMatch::unknown()
-        };
-        for asked in [vec![0, 1, 2, 3, 4, 5, 6, 7], vec![3, 3, 6, 6, 9], vec![6, 2, 3, 0, 5, 7, 1]] {
-            let mut walk = found.walk();
-            for engine in asked {
-                let searched = found.of(worker(engine)).map(|held| held.depths());
-                assert_eq!(walk.of(worker(engine)), searched, "{engine}");
-            }
-        }
-        found.block_size = 0;
-        assert_eq!(found.walk().of(worker(2)), None);
     }
 
     #[test]

@@ -21,8 +21,6 @@ impl Table {
             let residents =
                 self.programs().filter(|(_, p)| p.home == Some(id)).map(|(slot, _)| slot).collect();
             self.workers.insert(id, Worker { residents, ..Worker::default() });
-            let place = self.ids.partition_point(|other| *other < id);
-            self.ids.insert(place, id);
         }
         self.worker_mut(id)
     }
@@ -68,7 +66,6 @@ impl Table {
         {
             self.worker_mut(worker);
             self.workers.remove(&worker);
-            self.ids.retain(|id| *id != worker);
         }
     }
 

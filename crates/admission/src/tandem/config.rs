@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::AdmissionError;
+use crate::rooms::Limits;
 
 /// Settings of `tandem`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -64,6 +65,15 @@ impl Default for TandemConfig {
 }
 
 impl TandemConfig {
+    pub(crate) const fn limits(&self) -> Limits {
+        Limits {
+            admit: self.admit,
+            admit_demoting: self.admit_demoting,
+            running: self.pause,
+            running_above_tiers: self.running_max,
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), AdmissionError> {
         let nonsense = |holds: bool, text| if holds { Ok(()) } else { Err(AdmissionError::Nonsense(text)) };
         let part = |value: f64| value.is_finite() && value > 0.0;

@@ -5,8 +5,8 @@
 use tandem_types::{TurnId, WorkerId};
 
 use super::{COST, ROOMY, Tandem};
-use crate::contract::{Capacity, Placement};
-use crate::rooms::{Room, Weighed, float};
+use crate::contract::Placement;
+use crate::rooms::{Gauge, Room, Weighed, float};
 use crate::table::{Heads, Program, Slot, Turn};
 
 /// What a turn asks of any worker.
@@ -52,38 +52,24 @@ impl Tandem {
     }
 
     /// What a turn may need at most to fit at a worker, were all who may give way to do so.
-    pub(super) fn free(&self, room: &Room) -> f64 {
-        let Some(capacity) = room.capacity else { return f64::INFINITY };
-        let free = self.admits(capacity) - self.used(room) + room.giving;
-        if room.running == 0 { f64::INFINITY } else { free.min(self.running_max(room) - self.running(room)) }
+    fn free(&self, gauge: &Gauge) -> f64 {
+        let running = self.running(gauge);
+        let free = gauge.admits - (running + gauge.weighted) + gauge.giving;
+        if gauge.running > 0.0 { least(free, gauge.running_max - running) } else { f64::INFINITY }
     }
 
     /// Tokens that running turns will take, their growth and shared heads included.
-    pub(super) fn running(&self, room: &Room) -> f64 {
-        room.tokens + f64::from(room.running) * self.answer / 2.0
+    fn running(&self, gauge: &Gauge) -> f64 {
+        gauge.tokens + gauge.running * self.answer / 2.0
     }
 
-    pub(super) fn used(&self, room: &Room) -> f64 {
-        self.running(room) + room.weighted
-    }
-
-    /// Up to how many tokens a worker is filled.
-    pub(super) fn admits(&self, capacity: Capacity) -> f64 {
-        let part = if capacity.demotes { self.config.admit_demoting } else { self.config.admit };
-        float(capacity.resident) * part
-    }
-
-    /// What running turns may take of a worker.
-    pub(super) fn running_max(&self, room: &Room) -> f64 {
-        room.capacity.map_or(f64::INFINITY, |capacity| {
-            let below = capacity.resident > capacity.device;
-            float(capacity.device) * if below { self.config.running_max } else { self.config.pause }
-        })
+    pub(super) fn used(&self, gauge: &Gauge) -> f64 {
+        self.running(gauge) + gauge.weighted
     }
 
     /// Whether a turn may run beside those that do. One that is alone may, however large.
-    pub(super) fn may_run(&self, room: &Room, need: f64) -> bool {
-        room.running == 0 || self.running(room) + need <= self.running_max(room)
+    pub(super) fn may_run(&self, gauge: &Gauge, need: f64) -> bool {
+        gauge.running <= 0.0 || self.running(gauge) + need <= gauge.running_max
     }
 
     pub(super) fn ask(&self, turn: &Turn) -> Ask {
@@ -91,83 +77,119 @@ impl Tandem {
         Ask { prompt: turn.prompt, heads }
     }
 
+    /// What a turn needs at each worker, and how much of its prompt has to be computed there.
+    fn asks(&self, turn: &Turn, ask: Ask) -> Vec<(f64, f64)> {
+        let asks = |at, lies: Option<u64>| {
+            (self.need(ask, at, lies), float(ask.prompt.saturating_sub(lies.unwrap_or(0))))
+        };
+        // Anywhere but at home that does not depend on the worker.
+        let mut each = turn.lies.each(self.rooms.ids(), |lies| asks(Heads::NOWHERE, lies));
+        let home = ask.heads.home().and_then(|home| Some((home, self.rooms.find(home)?)));
+        if let Some((home, asked)) = home.and_then(|(home, at)| Some((home, each.get_mut(at)?))) {
+            *asked = asks(home, turn.lies.at(home));
+        }
+        each
+    }
+
     /// The worker of which a turn takes the least part, and whether all have room to spare.
     pub(super) fn best(&self, turn: &Turn, ask: Ask, reserved: Option<WorkerId>) -> (Option<WorkerId>, bool) {
         let mut roomy = reserved.is_none();
-        let mut best: Option<(f64, WorkerId)> = None;
-        let mut lies = turn.lies.walk();
-        for room in self.rooms.ready().filter(|room| Some(room.id) != reserved) {
-            let score = self.score(room, ask, lies.at(room.id));
-            let taken = |score: f64| room.capacity.map_or(0.0, |capacity| score * float(capacity.resident));
-            roomy &= score.is_some_and(|score| Self::is_roomy(room, taken(score)));
+        let mut best: Option<(f64, usize)> = None;
+        let reserved = reserved.and_then(|reserved| self.rooms.find(reserved));
+        let asks = self.asks(turn, ask);
+        for (at, (gauge, &(need, missing))) in self.rooms.gauges().iter().zip(&asks).enumerate() {
+            if !gauge.ready || Some(at) == reserved {
+                continue;
+            }
+            let score = self.score(gauge, need, missing);
+            roomy &= score.is_some() && Self::is_roomy(gauge, self.used(gauge) + need + missing);
             if let Some(score) = score
                 && best.is_none_or(|(least, _)| score < least)
             {
-                best = Some((score, room.id));
+                best = Some((score, at));
             }
         }
-        (best.map(|(_, at)| at), roomy)
+        (best.and_then(|(_, at)| self.rooms.ids().get(at).copied()), roomy)
     }
 
     /// Whether routing may decide although so many tokens of a worker would be taken: of device memory, for what has to
     /// come up from lower tiers takes as long wherever it goes.
-    pub(super) fn is_roomy(room: &Room, taken: f64) -> bool {
-        room.capacity.is_none_or(|capacity| taken <= float(capacity.device) * ROOMY)
+    pub(super) fn is_roomy(gauge: &Gauge, taken: f64) -> bool {
+        !gauge.told || taken <= gauge.device * ROOMY
     }
 
     /// The part of a worker that would be taken if a turn went there; 1 more where idle programs would lose their places.
     /// `None` = it does not fit.
-    pub(super) fn score(&self, room: &Room, ask: Ask, lies: Option<u64>) -> Option<f64> {
+    #[inline]
+    fn score(&self, gauge: &Gauge, need: f64, missing: f64) -> Option<f64> {
         // Where nothing is known of its room, its running turns stand for it.
-        let Some(capacity) = room.capacity else { return Some(f64::from(room.running) * 1e-3) };
-        let (used, need) = (self.used(room), self.need(ask, room.id, lies));
-        if !self.may_run(room, need) {
+        if !gauge.told {
+            return Some(gauge.running * 1e-3);
+        }
+        let used = self.used(gauge);
+        if !self.may_run(gauge, need) {
             return None;
         }
-        let missing = float(ask.prompt.saturating_sub(lies.unwrap_or(0)));
-        let score = (used + need + missing) / float(capacity.resident);
-        let lacks = used + need - self.admits(capacity);
+        let score = (used + need + missing) / gauge.resident;
+        let lacks = used + need - gauge.admits;
         if lacks <= 0.0 {
             return Some(score);
         }
-        let gives = if Self::is_alone(room, need, self.admits(capacity)) {
-            room.list.is_empty() || room.weighted >= used
+        let gives = if Self::is_alone(gauge, need) {
+            !gauge.idles || gauge.weighted >= used
         } else {
-            room.giving >= lacks
+            gauge.giving >= lacks
         };
         // Taking a place costs somebody something.
         gives.then_some(score + 1.0)
     }
 
     /// Whether a turn is let in because nothing else runs there, too large as it is.
-    pub(super) fn is_alone(room: &Room, need: f64, admits: f64) -> bool {
-        room.running == 0 && need > admits
+    fn is_alone(gauge: &Gauge, need: f64) -> bool {
+        gauge.running <= 0.0 && need > gauge.admits
     }
 
     /// How a turn fits at a worker.
     pub(super) fn fit(&self, ask: Ask, at: WorkerId, lies: Option<u64>) -> Option<Fit> {
-        let room = self.rooms.get(at)?;
-        self.score(room, ask, lies)?;
-        let Some(capacity) = room.capacity else { return Some(Fit::free(Placement::Prefer(at))) };
-        let (used, need, admits) = (self.used(room), self.need(ask, at, lies), self.admits(capacity));
-        let alone = Self::is_alone(room, need, admits);
+        let (room, gauge) = (self.rooms.get(at)?, self.rooms.gauge(at)?);
+        let need = self.need(ask, at, lies);
+        self.score(gauge, need, float(ask.prompt.saturating_sub(lies.unwrap_or(0))))?;
+        if !gauge.told {
+            return Some(Fit::free(Placement::Prefer(at)));
+        }
+        let used = self.used(gauge);
+        let alone = Self::is_alone(gauge, need);
         let bound = if alone { f64::INFINITY } else { self.config.give_way };
         let list = room.list.iter().filter(|idle| idle.weight < bound);
-        let victims = enough(list, if alone { used } else { used + need - admits });
+        let victims = enough(list, if alone { used } else { used + need - gauge.admits });
         Some(Fit { placement: Placement::Pin(at), victims })
     }
 
-    pub(super) fn bound(&self) -> Bound {
-        let mut bound = Bound { most: f64::NEG_INFINITY, at: None, second: f64::NEG_INFINITY };
-        for room in self.rooms.ready() {
-            let free = self.free(room);
-            if free > bound.most {
-                bound = Bound { most: free, at: Some(room.id), second: bound.most };
-            } else {
-                bound.second = bound.second.max(free);
+    /// The worker with most room that is not taken.
+    pub(super) fn most_room(&self) -> Option<WorkerId> {
+        let mut best: Option<(f64, usize)> = None;
+        for (at, gauge) in
+            self.rooms.gauges().iter().enumerate().filter(|(_, gauge)| gauge.ready && gauge.told)
+        {
+            let free = gauge.admits - self.used(gauge);
+            if best.is_none_or(|(most, _)| free > most) {
+                best = Some((free, at));
             }
         }
-        bound
+        self.rooms.ids().get(best?.1).copied()
+    }
+
+    pub(super) fn bound(&self) -> Bound {
+        let (mut most, mut second, mut place) = (f64::NEG_INFINITY, f64::NEG_INFINITY, None);
+        for (at, gauge) in self.rooms.gauges().iter().enumerate().filter(|(_, gauge)| gauge.ready) {
+            let free = self.free(gauge);
+            if free > most {
+                (second, most, place) = (most, free, Some(at));
+            } else if free > second {
+                second = free;
+            }
+        }
+        Bound { most, at: place.and_then(|at| self.rooms.ids().get(at).copied()), second }
     }
 
     /// Whether a turn that waits fits nowhere, by bounds: at the two workers that hold most of its prompt, and at any
@@ -183,23 +205,21 @@ impl Tandem {
             |lies: u64, free: f64| float(turn.prompt.saturating_sub(lies)) + self.answer <= free + ROUNDING;
         let deepest = turn.lies.deepest.into_iter().flatten().filter(|(at, _)| Some(*at) != reserved);
         let mut rooms =
-            deepest.filter_map(|(at, lies)| Some((lies, self.rooms.get(at).filter(|room| room.ready)?)));
+            deepest.filter_map(|(at, lies)| Some((lies, self.rooms.gauge(at).filter(|gauge| gauge.ready)?)));
         let most = if bound.at == reserved { bound.second } else { bound.most };
-        !fits(turn.lies.others, most) && !rooms.any(|(lies, room)| fits(lies, self.free(room)))
+        !fits(turn.lies.others, most) && !rooms.any(|(lies, gauge)| fits(lies, self.free(gauge)))
     }
 
     /// Where a turn fits at the least cost for idle programs that have had their turns, and that cost in seconds.
     pub(super) fn cheapest(&self, id: TurnId) -> Option<(f64, Fit)> {
         let turn = self.table.turn(id)?;
-        let (ask, mut lies) = (self.ask(turn), turn.lies.walk());
+        let asks = self.asks(turn, self.ask(turn));
         // Workers with what they lack, those first that could cost least.
         let mut could: Vec<(f64, f64, &Room)> = Vec::new();
-        for room in self.rooms.ready() {
-            let (need, Some(capacity)) = (self.need(ask, room.id, lies.at(room.id)), room.capacity) else {
-                continue;
-            };
-            let lacks = self.used(room) + need - self.admits(capacity);
-            if self.may_run(room, need) && room.served >= lacks {
+        let gauges = self.rooms.gauges().iter().zip(self.rooms.all()).zip(&asks);
+        for ((gauge, room), &(need, _)) in gauges.filter(|((gauge, _), _)| gauge.ready && gauge.told) {
+            let lacks = self.used(gauge) + need - gauge.admits;
+            if self.may_run(gauge, need) && gauge.served >= lacks {
                 could.push((lacks.max(0.0) / self.rate.fastest() * COST, lacks, room));
             }
         }
@@ -223,6 +243,10 @@ impl Tandem {
         }
         best.map(|(cost, at, victims)| (cost, Fit { placement: Placement::Pin(at), victims }))
     }
+}
+
+fn least(a: f64, b: f64) -> f64 {
+    if b < a { b } else { a }
 }
 
 /// The first of those listed that free enough together, or all of them.

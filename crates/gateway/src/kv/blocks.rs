@@ -190,14 +190,14 @@ pub(crate) fn seek(kv: &Kv, seek: &Seek) -> PrefixMatch {
 fn clip(mut prefix: PrefixMatch, reach: u64) -> PrefixMatch {
     let Some(blocks) = reach.checked_div(u64::from(prefix.block_size)) else { return prefix };
     let blocks = u32::try_from(blocks).unwrap_or(u32::MAX).min(prefix.blocks);
-    for held in &mut prefix.workers {
+    let clipped = |held: WorkerPrefix| {
         let WorkerPrefix { device, host, disk, .. } = held;
-        (*device, *host, *disk) = ((*device).min(blocks), (*host).min(blocks), (*disk).min(blocks));
-    }
+        WorkerPrefix { device: device.min(blocks), host: host.min(blocks), disk: disk.min(blocks), ..held }
+    };
+    prefix.workers = prefix.workers.iter().map(clipped).collect();
     // What a worker could load lies right behind what it holds.
     for shared in prefix.loadable.iter_mut().flatten() {
-        let own = prefix.workers.binary_search_by_key(&shared.worker, |held| held.worker);
-        let held = own.ok().and_then(|at| prefix.workers.get(at)).map_or(0, |held| held.disk);
+        let held = prefix.workers.get(shared.worker).map_or(0, |held| held.disk);
         shared.blocks = shared.blocks.min(blocks.saturating_sub(held));
     }
     prefix.shared.retain_mut(|run| {
@@ -451,7 +451,7 @@ mod tests {
         let found = PrefixMatch {
             block_size: 16,
             blocks: 12,
-            workers: vec![held],
+            workers: [held].into_iter().collect(),
             shared: vec![2..4, 6..12],
             loadable: Some(vec![
                 SharedPrefix { worker: worker(1), blocks: 3 },
@@ -462,7 +462,8 @@ mod tests {
         // 6 whole blocks and a bit.
         let clipped = clip(found.clone(), 6 * 16 + 7);
         assert_eq!(clipped.blocks, 6);
-        assert_eq!(clipped.workers, [WorkerPrefix { device: 5, host: 6, disk: 6, ..held }]);
+        let expected = WorkerPrefix { device: 5, host: 6, disk: 6, ..held };
+        assert_eq!(clipped.workers, [expected].into_iter().collect());
         assert_eq!(clipped.shared.as_slice(), std::slice::from_ref(&(2..4)));
         let loadable: Vec<u32> = clipped.loadable.expect("kept").iter().map(|shared| shared.blocks).collect();
         assert_eq!(loadable, [0, 6]);

@@ -94,7 +94,12 @@ mod tests {
     fn found(device: u32) -> PrefixMatch {
         let worker = WorkerId { engine: EngineId(1), rank: 0 };
         let held = WorkerPrefix { worker, device, host: device, disk: device, source: MatchSource::Exact };
-        PrefixMatch { block_size: 16, blocks: 9, workers: vec![held], ..PrefixMatch::unknown() }
+        PrefixMatch {
+            block_size: 16,
+            blocks: 9,
+            workers: [held].into_iter().collect(),
+            ..PrefixMatch::unknown()
+        }
     }
 
     /// I-KVH-1.

@@ -431,7 +431,12 @@ mod tests {
 
     fn holding(blocks: u32, source: MatchSource) -> PrefixMatch {
         let held = WorkerPrefix { worker: WORKER, device: blocks, host: blocks, disk: blocks, source };
-        PrefixMatch { block_size: 16, blocks: 10, workers: vec![held], ..PrefixMatch::unknown() }
+        PrefixMatch {
+            block_size: 16,
+            blocks: 10,
+            workers: [held].into_iter().collect(),
+            ..PrefixMatch::unknown()
+        }
     }
 
     fn told(blocks: u32, reach: Option<(u64, u64, u64)>) -> (Option<u64>, Claim) {

@@ -284,8 +284,8 @@ fn a_worker_that_left_is_nowhere() {
     let found = find(&reader, &prompt, at(2));
     assert_eq!((found.blind.len(), found.workers.len()), (0, 1));
     plane.worker(worker(0), vllm(), at(3));
-    assert_eq!(find(&reader, &prompt, at(3)).blind, [worker(0)]);
+    assert!(find(&reader, &prompt, at(3)).blind.iter().eq([worker(0)]));
     assert_eq!(find(&plane.reader(), &[], at(1)).blocks, 0);
-    assert_eq!(reader.find(&reader.chain_of_blocks(16, &[]), at(1)).workers, Vec::new());
+    assert!(reader.find(&reader.chain_of_blocks(16, &[]), at(1)).workers.is_empty());
     assert!(PrefixMatch::unknown().is_unknown());
 }

@@ -19,7 +19,10 @@ fn a_worker_goes_from_blind_to_exact_to_stale_to_approximate_and_back() {
     let reader = plane.reader();
     let prompt = tokens(1, 9);
     plane.worker(worker(0), vllm(), at(0));
-    assert_eq!((reader.knowledge(worker(0)), find(&reader, &prompt, at(0)).blind), (Blind, vec![worker(0)]));
+    assert_eq!(
+        (reader.knowledge(worker(0)), find(&reader, &prompt, at(0)).blind),
+        (Blind, std::iter::once(worker(0)).collect())
+    );
     store(&mut plane, 0, stored(&[1, 2], None, &prompt[..8]), at(1));
     assert_eq!(reader.knowledge(worker(0)), Blind, "history is still coming in");
     plane.live(worker(0), at(2));

@@ -21,10 +21,12 @@
 //!   have to fetch, and there `left_behind`, `crowding` and `affinity` count by the same scale.
 
 use serde::{Deserialize, Serialize};
-use tandem_types::{MatchSource, PrefixMatch, WorkerId, WorkerPrefix};
+use tandem_types::{EngineId, MatchSource, PrefixMatch, WorkerId, WorkerPrefix};
 
 use super::config::{WEIGHT_MAX, Weights};
-use crate::{Candidate, Fleet, Leg, RouteTurn};
+use super::crowd::{Crowd, Manner, crowd};
+use crate::columns::{Columns, Row, float};
+use crate::{Fleet, Leg, RouteTurn};
 
 /// What makes up a worker's cost, in tokens, and the blocks behind its credits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -102,7 +104,7 @@ pub fn expected_prefill(turn: &RouteTurn<'_>, worker: WorkerId) -> u64 {
     prompt.saturating_sub(cached)
 }
 
-fn prompt_tokens(turn: &RouteTurn<'_>) -> u64 {
+pub(super) fn prompt_tokens(turn: &RouteTurn<'_>) -> u64 {
     let blocks = turn.prefix.map_or(0, |found| u64::from(found.blocks) * u64::from(found.block_size));
     turn.input_tokens.max(blocks)
 }
@@ -140,22 +142,6 @@ pub(super) fn found_at(turn: &RouteTurn<'_>, worker: WorkerId) -> Option<(u64, u
     Some((u64::from(held.disk) * block, u64::from(found.blocks) * block))
 }
 
-/// Part of its KV pool that a worker's programs may take before it counts as overfull: the rest is for answers under
-/// way and for what they add.
-const ROOM: f64 = 0.95;
-
-/// From there on the cost of overfull workers rises to the whole over this part of the pool: a pool that is taken by
-/// programs in turn drops, least recently used first, just what is needed next, so little too much loses nearly all.
-const OVERFULL_SLOPE: f64 = 0.1;
-
-/// Mean part of their pools, that of the newcomer included, at which a fleet is overfull as a whole.
-const GATHER_FROM: f64 = 1.0;
-
-/// How much more the share counts for a program that is placed for the first time, since its prompt grows several times
-/// over, and for one that is about to leave an overfull home. Twice over while newcomers are gathered, where queues are
-/// longest.
-const FOR_LIFE: f64 = 4.0;
-
 /// The costs of one turn.
 #[derive(Debug)]
 pub(super) struct Costs<'a> {
@@ -187,34 +173,22 @@ struct Parts {
     adapter: f64,
 }
 
-/// How the fleet's programs lie.
+/// What follows from how much of a prompt lies at a worker.
 #[derive(Debug, Clone, Copy)]
-struct Crowd {
-    /// Mean KV capacity of the candidates that tell one; 1 when none does.
-    capacity: f64,
-    /// Mean share of the candidates, the program included.
-    mean: f64,
-    /// The program's own tokens.
-    own: f64,
-    /// It is placed for the first time, and for its life.
-    first: bool,
-    /// Its home's programs have outgrown the KV pool.
-    leaves: bool,
-    /// Most shares of the mean that a worker may have to be given one more; `None` = newcomers go where most room is.
-    gather: Option<f64>,
-    /// Part of programs' tokens that no other program has.
-    alone: f64,
+struct At {
+    missing: f64,
+    left_behind: f64,
 }
 
 impl<'a> Costs<'a> {
     pub(super) fn new(
         weights: &'a Weights<'a>,
         turn: &'a RouteTurn<'a>,
-        candidates: &[Candidate],
+        candidates: &Columns,
         loss: f64,
         common: f64,
     ) -> Self {
-        let home = turn.home.filter(|&home| candidates.iter().any(|c| c.worker == home));
+        let home = turn.home.and_then(|home| candidates.row(candidates.find(home)?));
         let mut costs = Self {
             weights,
             turn,
@@ -227,8 +201,7 @@ impl<'a> Costs<'a> {
         };
         let lost = weights.fleet.lost * loss;
         costs.stay = costs.prompt * (weights.fleet.stay + lost);
-        let held_at = |worker| turn.prefix.and_then(|found| found.of(worker)).map(|held| held.depths());
-        costs.home_credit = home.map(|home| costs.credits(home, held_at(home)).0);
+        costs.home_credit = home.map(|home| costs.credits(home.worker, costs.held(home.worker)).0);
         costs.crowd = crowd(turn, home, candidates, weights.fleet.gather, common);
         if costs.crowd.is_some() && turn.home.is_none() {
             costs.load = 1.0 / (1.0 + lost);
@@ -236,9 +209,15 @@ impl<'a> Costs<'a> {
         costs
     }
 
-    /// What the turn costs at a candidate, of whose tiers the match says `held`.
-    pub(super) fn terms(&self, candidate: Candidate, held: Option<Depths>, fleet: &dyn Fleet) -> CostTerms {
-        let parts = self.parts(candidate, held, fleet);
+    /// What the match says of a worker's tiers.
+    fn held(&self, worker: WorkerId) -> Option<Depths> {
+        self.turn.prefix.and_then(|found| found.of(worker)).map(|held| held.depths())
+    }
+
+    /// What the turn costs at a candidate.
+    pub(super) fn terms(&self, candidate: Row, fleet: &dyn Fleet) -> CostTerms {
+        let held = self.held(candidate.worker);
+        let parts = self.parts(candidate, &self.at(candidate.worker, held), fleet);
         let mut terms = CostTerms {
             prefill: count(parts.prefill),
             queued: count(parts.queued),
@@ -264,9 +243,9 @@ impl<'a> Costs<'a> {
     }
 
     /// The sum of the terms.
-    #[inline]
-    pub(super) fn price(&self, candidate: Candidate, held: Option<Depths>, fleet: &dyn Fleet) -> f64 {
-        let parts = self.parts(candidate, held, fleet);
+    pub(super) fn price_of(&self, candidate: Row, fleet: &dyn Fleet) -> f64 {
+        let at = self.at(candidate.worker, self.held(candidate.worker));
+        let parts = self.parts(candidate, &at, fleet);
         parts.prefill
             + parts.transfer
             + parts.queued
@@ -278,28 +257,95 @@ impl<'a> Costs<'a> {
             + parts.adapter
     }
 
+    /// What queued tokens and requests count for, each, before rounding.
+    pub(super) fn per_load(&self) -> (f64, f64) {
+        let Self { weights, load, turn, .. } = *self;
+        (load * weights.queued, if turn.leg == Leg::Prefill { 0.0 } else { load * weights.decode })
+    }
+
+    /// What a token of the prompt counts for.
+    fn scale(&self) -> f64 {
+        if self.turn.leg == Leg::Decode { self.weights.fleet.transfer } else { 1.0 }
+    }
+
+    /// The part of the costs that follows from what lies at a worker.
+    fn at(&self, worker: WorkerId, held: Option<Depths>) -> At {
+        let (own, shared) = self.credits(worker, held);
+        let behind = self.home_credit.filter(|_| self.turn.home != Some(worker)).map(|home| home - own);
+        At {
+            missing: whole(self.scale() * (self.prompt - own - shared)),
+            left_behind: behind
+                .map_or(0.0, |behind| whole(self.scale() * self.weights.fleet.left_behind * behind)),
+        }
+    }
+
+    /// What the match says, where the prompt's blocks are known.
+    pub(super) fn found(&self) -> Option<&'a PrefixMatch> {
+        self.turn.prefix.filter(|found| !found.is_unknown())
+    }
+
+    /// What follows for workers other than home and the parent's from how much of the prompt lies there.
+    pub(super) fn fixed_at(&self, held: Option<Depths>) -> f64 {
+        // No engine has that number.
+        let nowhere = WorkerId { engine: EngineId(u32::MAX), rank: u32::MAX };
+        let at = self.at(nowhere, held);
+        let away = match (self.turn.home, self.turn.parent_home) {
+            (Some(_), _) => self.stay,
+            (None, Some(_)) => self.weights.fleet.parent_tokens,
+            (None, None) => 0.0,
+        };
+        at.missing + at.left_behind + whole(self.scale() * away)
+    }
+
+    /// Workers whose costs follow from more than what they have in common with others.
+    pub(super) const fn special(&self) -> [Option<WorkerId>; 2] {
+        [self.turn.home, self.turn.parent_home]
+    }
+
+    /// Whether each worker has to be asked for what no column tells.
+    pub(super) fn asks_each(&self) -> bool {
+        self.prefers || self.turn.prefix.is_some_and(|found| found.loadable.is_some())
+    }
+
+    /// Adds to the price of each candidate what the crowd there costs a program that comes to it.
+    pub(super) fn crowd(&self, candidates: &Columns, prices: &mut [f64]) {
+        let Some(crowd) = &self.crowd else { return };
+        // Each way to count has a loop of its own: one that asked in each step would take several times as long.
+        match crowd.manner() {
+            Manner::Gather(most) => self.crowd_by(candidates, prices, |shares| crowd.gathered(most, shares)),
+            Manner::ForLife => self.crowd_by(candidates, prices, |shares| crowd.for_life(shares)),
+            Manner::Leaves => self.crowd_by(candidates, prices, |shares| crowd.leaving(shares)),
+            Manner::ForTurn => self.crowd_by(candidates, prices, |shares| crowd.for_turn(shares)),
+        }
+    }
+
     #[inline]
-    fn parts(&self, candidate: Candidate, held: Option<Depths>, fleet: &dyn Fleet) -> Parts {
+    fn crowd_by(&self, candidates: &Columns, prices: &mut [f64], excess: impl Fn(f64) -> f64) {
+        let (Some(crowd), scale) = (&self.crowd, self.scale()) else { return };
+        let (crowding, overfull) = (self.weights.fleet.crowding, self.weights.fleet.overfull);
+        let places = candidates.home.iter().zip(&candidates.capacity);
+        for (price, (&home, &capacity)) in prices.iter_mut().zip(places) {
+            let share = crowd.share(home + crowd.own, capacity);
+            let excess = if crowd.mean > 0.0 { excess(share / crowd.mean) } else { 0.0 };
+            *price += whole(scale * (crowding * excess + overfull * crowd.over(share, capacity)));
+        }
+    }
+
+    #[inline]
+    fn parts(&self, candidate: Row, at: &At, fleet: &dyn Fleet) -> Parts {
         let Self { weights, turn, prompt, .. } = *self;
         let worker = candidate.worker;
-        let mut parts = Parts::default();
-        let (own, shared) = self.credits(worker, held);
-        // What a token of the prompt counts for here.
-        let scale = if turn.leg == Leg::Decode { weights.fleet.transfer } else { 1.0 };
-        let missing = whole(scale * (prompt - own - shared));
+        let mut parts = Parts { left_behind: at.left_behind, ..Parts::default() };
+        let scale = self.scale();
         if turn.leg == Leg::Decode {
-            parts.transfer = missing;
+            parts.transfer = at.missing;
         } else {
-            parts.prefill = missing;
+            parts.prefill = at.missing;
         }
-        parts.queued = whole(self.load * weights.queued * float(candidate.queued_prefill));
-        if turn.leg != Leg::Prefill {
-            parts.decode = whole(self.load * weights.decode * float(candidate.load));
-        }
+        let (per_queued, per_request) = self.per_load();
+        parts.queued = whole(per_queued * candidate.queued);
+        parts.decode = whole(per_request * candidate.load);
         let at_home = turn.home == Some(worker);
-        if !at_home && let Some(at_home) = self.home_credit {
-            parts.left_behind = whole(scale * weights.fleet.left_behind * (at_home - own));
-        }
         if let Some(crowd) = &self.crowd {
             let excess = weights.fleet.crowding * crowd.excess(candidate, at_home);
             let overfull = weights.fleet.overfull * crowd.overfull(candidate, at_home);
@@ -376,94 +422,21 @@ fn overlap(found: &PrefixMatch, start: u32, end: u32) -> u32 {
     runs.map(|run| run.end.min(end).saturating_sub(run.start.max(start))).sum()
 }
 
-/// How the fleet's programs lie, for a turn of a program.
-fn crowd(
-    turn: &RouteTurn<'_>,
-    home: Option<WorkerId>,
-    candidates: &[Candidate],
-    gather: f64,
-    common: f64,
-) -> Option<Crowd> {
-    let own = float(turn.program_tokens?.max(prompt_tokens(turn)));
-    let told = candidates.iter().filter_map(|c| c.kv_capacity_tokens).filter(|&tokens| tokens > 0);
-    let (sum, count) = told.fold((0.0, 0.0), |(sum, count), tokens| (sum + float(tokens), count + 1.0));
-    let capacity = if count > 0.0 { sum / count } else { 1.0 };
-    // A program that is placed for the first time goes where there is room for its life. One whose KV is somewhere,
-    // or whose parent's is, leaves that for one prompt's worth at most.
-    let first = home.is_none() && turn.parent_home.is_none();
-    let mut crowd =
-        Crowd { capacity, mean: 0.0, own, first, leaves: false, gather: None, alone: 1.0 - common };
-    let held: f64 = candidates.iter().map(|c| crowd.share(*c, 0.0)).sum();
-    let joining = if home.is_some() { 0.0 } else { own / capacity };
-    crowd.mean = (held + joining) / float(u64::try_from(candidates.len()).unwrap_or(u64::MAX)).max(1.0);
-    let at_home = candidates.iter().find(|c| Some(c.worker) == home);
-    crowd.leaves = at_home.is_some_and(|&c| crowd.overfull(c, true) > 0.0);
-    let full = count > 0.0 && crowd.mean * crowd.alone > GATHER_FROM;
-    crowd.gather = (first && full && gather > 0.0).then_some(gather);
-    Some(crowd)
-}
-
-impl Crowd {
-    /// Tokens of the programs at home at a worker, with `more` tokens, by its capacity.
-    fn share(self, candidate: Candidate, more: f64) -> f64 {
-        let capacity = candidate.kv_capacity_tokens.filter(|&tokens| tokens > 0);
-        (float(candidate.home_tokens) + more) / capacity.map_or(self.capacity, float)
-    }
-
-    fn excess(self, candidate: Candidate, at_home: bool) -> f64 {
-        if self.mean <= 0.0 {
-            return 0.0;
-        }
-        let shares = self.with_it(candidate, at_home) / self.mean;
-        match self.gather {
-            // There is room all the same.
-            Some(_) if shares * self.mean * self.alone <= ROOM => 0.0,
-            // Fuller is better up to the limit, and beyond it worse than anything below.
-            Some(most) if shares <= most => FOR_LIFE * FOR_LIFE * self.own * (most - shares),
-            Some(most) => FOR_LIFE * FOR_LIFE * self.own * (most + shares),
-            None if self.first => FOR_LIFE * self.own * (shares - 1.0).max(0.0),
-            None if self.leaves => FOR_LIFE * self.own * (shares - 1.0).clamp(0.0, 1.0),
-            None => self.own * (shares - 1.0).clamp(0.0, 1.0),
-        }
-    }
-
-    /// The program's tokens, or a part of them where the worker's pool is a little too small for all its programs.
-    fn overfull(self, candidate: Candidate, at_home: bool) -> f64 {
-        if candidate.kv_capacity_tokens.is_none_or(|tokens| tokens == 0) {
-            return 0.0;
-        }
-        self.own * ((self.with_it(candidate, at_home) * self.alone - ROOM) / OVERFULL_SLOPE).clamp(0.0, 1.0)
-    }
-
-    /// The worker's share with the program there.
-    fn with_it(self, candidate: Candidate, at_home: bool) -> f64 {
-        self.share(candidate, if at_home { 0.0 } else { self.own })
-    }
-}
-
 /// From here on no number has a fraction.
-const NO_FRACTION: f64 = 4_503_599_627_370_496.0;
+pub(super) const NO_FRACTION: f64 = 4_503_599_627_370_496.0;
 
 /// To the nearest token, halves up, nothing below none: records then survive a trip through JSON unchanged.
 #[inline]
-fn whole(tokens: f64) -> f64 {
-    if tokens >= NO_FRACTION {
-        return tokens;
-    }
-    let tokens = if tokens > 0.0 { tokens } else { 0.0 };
-    // As `round` does, but without a call: this runs nine times for each worker. What is added has no fractions left and
-    // goes to the nearest even number.
-    let even = tokens + NO_FRACTION - NO_FRACTION;
-    if tokens - even >= 0.5 { even + 1.0 } else { even }
+pub(super) fn whole(tokens: f64) -> f64 {
+    // As `round` does, but without a call or a branch: this runs several times for each worker. What is added has no
+    // fractions left and goes to the nearest even number.
+    let some = if tokens > 0.0 { tokens } else { 0.0 };
+    let even = some + NO_FRACTION - NO_FRACTION;
+    let rest = if some - even >= 0.5 { 1.0 } else { 0.0 };
+    if tokens >= NO_FRACTION { tokens } else { even + rest }
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and not negative")]
 const fn count(whole: f64) -> u64 {
     whole as u64
-}
-
-/// Token and request counts are far below 2^52, where the conversion stays exact.
-#[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-pub(super) const fn float(count: u64) -> f64 {
-    count as f64
 }

@@ -5,8 +5,8 @@
 
 use tandem_types::PrefixMatch;
 
-use super::cost::float;
 use crate::RouteTurn;
+use crate::columns::float;
 
 /// Part of the distance to a new observation that a mean goes: about the last two hundred turns count.
 const STEP: f64 = 1.0 / 128.0;
@@ -50,7 +50,7 @@ impl Heads {
 
 /// Tokens of the prompt that the worker with the longest head of it has.
 fn deepest(found: &PrefixMatch) -> f64 {
-    let blocks =
-        found.workers.iter().map(|held| held.disk.max(held.host).max(held.device)).max().unwrap_or(0);
+    let held = found.workers.alike().map(|alike| alike.value);
+    let blocks = held.map(|held| held.disk.max(held.host).max(held.device)).max().unwrap_or(0);
     f64::from(blocks.min(found.blocks)) * f64::from(found.block_size)
 }

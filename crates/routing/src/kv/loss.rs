@@ -3,8 +3,9 @@
 //! - Input: the match of each turn whose program has a home of which the index knows. Output: the mean part that was
 //!   lost, over the fleet, recent turns counting more; 0 before anybody came home.
 
-use super::cost::{float, found_at};
+use super::cost::found_at;
 use crate::RouteTurn;
+use crate::columns::float;
 
 /// Part of the distance to a new observation that the mean goes: about the last hundred turns count.
 const STEP: f64 = 1.0 / 64.0;

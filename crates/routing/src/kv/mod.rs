@@ -33,12 +33,15 @@
 
 mod config;
 mod cost;
+mod crowd;
 mod heads;
 mod loss;
+mod prices;
 
-use tandem_types::{PrefixMatch, WorkerId};
+use tandem_types::WorkerId;
 
-use crate::{Candidate, Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn, SCORES_MAX};
+use crate::columns::Columns;
+use crate::{Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn, SCORES_MAX};
 
 pub use config::{KvConfig, KvConfigError};
 pub use cost::{CostTerms, expected_prefill};
@@ -47,6 +50,7 @@ use config::Weights;
 use cost::Costs;
 use heads::Heads;
 use loss::Loss;
+use prices::Prices;
 
 /// The policy.
 #[derive(Debug)]
@@ -55,40 +59,39 @@ pub struct Kv {
     loss: Loss,
     heads: Heads,
     /// Memory for one decision's work, kept for the next.
-    candidates: Vec<Candidate>,
-    costs: Vec<f64>,
+    work: Work,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    candidates: Columns,
+    prices: Prices,
 }
 
 impl Kv {
     /// With these weights.
     #[must_use]
-    pub const fn new(config: KvConfig) -> Self {
-        Self { config, loss: Loss::new(), heads: Heads::new(), candidates: Vec::new(), costs: Vec::new() }
+    pub fn new(config: KvConfig) -> Self {
+        Self { config, loss: Loss::new(), heads: Heads::new(), work: Work::default() }
     }
 
     fn compare(
         &self,
         turn: &RouteTurn<'_>,
         fleet: &dyn Fleet,
-        candidates: &[Candidate],
-        prices: &mut Vec<f64>,
+        Work { candidates, prices }: &mut Work,
         rng: &mut Rng,
     ) -> Option<Choice> {
         let weights = Weights::of(&self.config, turn.wishes);
         let costs = Costs::new(&weights, turn, candidates, self.loss.excess(), self.heads.part());
-        let mut walk = turn.prefix.map(PrefixMatch::walk);
-        let mut held = |candidate: &Candidate| walk.as_mut()?.of(candidate.worker);
-        prices.extend(candidates.iter().map(|c| costs.price(*c, held(c), fleet)));
-        let chosen = draw(prices, weights.temperature, rng)?;
+        prices.fill(&costs, candidates, fleet);
+        let chosen = draw(&prices.all, weights.temperature, rng)?;
+        let kept = kept(candidates, &prices.all, chosen, turn.home);
         // Most terms are never looked at: they are made for those that the record keeps.
-        let kept = kept(candidates, prices, chosen, turn.home);
-        let terms: Vec<CostTerms> = kept
-            .iter()
-            .filter_map(|at| candidates.get(*at))
-            .map(|candidate| costs.terms(*candidate, held(candidate), fleet))
-            .collect();
-        let priced = |at: &usize| Some((candidates.get(*at)?.worker, *prices.get(*at)?));
-        let worker = candidates.get(chosen)?.worker;
+        let rows = kept.iter().filter_map(|place| candidates.row(*place));
+        let terms: Vec<CostTerms> = rows.map(|row| costs.terms(row, fleet)).collect();
+        let priced = |place: &usize| Some((*candidates.workers.get(*place)?, *prices.all.get(*place)?));
+        let worker = *candidates.workers.get(chosen)?;
         let holds = terms.first().is_some_and(CostTerms::holds_any);
         Some(Choice {
             worker,
@@ -106,13 +109,11 @@ impl RoutePolicy for Kv {
     }
 
     fn choose(&mut self, turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
-        let mut candidates = std::mem::take(&mut self.candidates);
-        let mut prices = std::mem::take(&mut self.costs);
-        fleet.all(&mut candidates);
-        let choice = self.compare(turn, fleet, &candidates, &mut prices, rng);
-        candidates.clear();
-        prices.clear();
-        (self.candidates, self.costs) = (candidates, prices);
+        let mut work = std::mem::take(&mut self.work);
+        work.candidates.clear();
+        fleet.columns(&mut work.candidates);
+        let choice = self.compare(turn, fleet, &mut work, rng);
+        self.work = work;
         if choice.is_some() {
             // After the choice: what this turn finds at home must not count against home (I-KV-1).
             self.loss.learn(turn);
@@ -122,15 +123,27 @@ impl RoutePolicy for Kv {
     }
 }
 
+fn least(costs: &[f64]) -> f64 {
+    let less = |a: f64, b: f64| if b < a { b } else { a };
+    let (fours, rest) = costs.as_chunks::<4>();
+    let mut least = [f64::INFINITY; 4];
+    for four in fours {
+        // Four at once: each step waits for the one before.
+        least = std::array::from_fn(|at| less(least[at], four[at]));
+    }
+    rest.iter().copied().chain(least).fold(f64::INFINITY, less)
+}
+
 /// The place of the cheapest, equals at random; or, with a temperature, any, cheap ones more often.
 fn draw(costs: &[f64], temperature: f64, rng: &mut Rng) -> Option<usize> {
-    let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = costs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let mut equals = costs.iter().enumerate().filter(|(_, cost)| **cost <= least).map(|(at, _)| at);
-    if temperature <= 0.0 || most <= least {
-        let drawn = rng.index(equals.clone().count());
-        return equals.nth(drawn);
+    let least = least(costs);
+    let equal = |cost: &&f64| **cost <= least;
+    let equals = costs.iter().filter(equal).count();
+    let pick = |drawn| costs.iter().enumerate().filter(|(_, cost)| equal(cost)).map(|(at, _)| at).nth(drawn);
+    if temperature <= 0.0 || equals == costs.len() {
+        return pick(rng.index(equals));
     }
+    let most = costs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     // Costs go from 0 to 1 before the temperature divides them: it means the same at every prompt length.
     let weight = |cost: f64| (-(cost - least) / ((most - least) * temperature)).exp();
     let mut left = rng.fraction() * costs.iter().copied().map(weight).sum::<f64>();
@@ -139,7 +152,7 @@ fn draw(costs: &[f64], temperature: f64, rng: &mut Rng) -> Option<usize> {
         left < 0.0
     });
     // Rounding may leave a rest behind the last one.
-    drawn.or_else(|| equals.next())
+    drawn.or_else(|| pick(0))
 }
 
 fn reason(turn: &RouteTurn<'_>, fleet: &dyn Fleet, worker: WorkerId, holds_any: bool) -> Reason {
@@ -155,19 +168,20 @@ fn reason(turn: &RouteTurn<'_>, fleet: &dyn Fleet, worker: WorkerId, holds_any: 
 
 /// The places of those that a record keeps: the chosen one first, then home, then the others, cheapest first, the lower
 /// id first among equals.
-fn kept(candidates: &[Candidate], costs: &[f64], chosen: usize, home: Option<WorkerId>) -> Vec<usize> {
-    let at_home = candidates.iter().position(|candidate| Some(candidate.worker) == home);
+fn kept(candidates: &Columns, costs: &[f64], chosen: usize, home: Option<WorkerId>) -> Vec<usize> {
+    let at_home = home.and_then(|home| candidates.find(home));
     let mut kept = vec![chosen];
     kept.extend(at_home.filter(|at| *at != chosen));
     let others = SCORES_MAX - kept.len();
     let mut cheapest: Vec<(f64, usize)> = Vec::with_capacity(others + 1);
+    let mut dearest = f64::INFINITY;
     for (at, &cost) in costs.iter().enumerate() {
-        let dearest = cheapest.get(others - 1).map_or(f64::INFINITY, |(cost, _)| *cost);
         if cost >= dearest || at == chosen || Some(at) == at_home {
             continue;
         }
         cheapest.insert(cheapest.partition_point(|(other, _)| *other <= cost), (cost, at));
         cheapest.truncate(others);
+        dearest = cheapest.get(others - 1).map_or(f64::INFINITY, |(cost, _)| *cost);
     }
     kept.extend(cheapest.into_iter().map(|(_, at)| at));
     kept

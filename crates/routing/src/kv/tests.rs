@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use tandem_types::{LabelWish, MatchSource, PrefixMatch, RouteWishes, WeightOverrides, WorkerPrefix};
 
 use super::*;
-use crate::Rng;
 use crate::testing::{Workers, candidate, worker};
+use crate::{Candidate, Rng};
 
 fn held(engine: u32, device: u32, host: u32, disk: u32) -> WorkerPrefix {
     WorkerPrefix { worker: worker(engine), device, host, disk, source: MatchSource::Exact }
@@ -13,7 +13,12 @@ fn held(engine: u32, device: u32, host: u32, disk: u32) -> WorkerPrefix {
 
 /// Ten blocks of 100 tokens.
 fn ten_blocks(workers: &[WorkerPrefix]) -> PrefixMatch {
-    PrefixMatch { block_size: 100, blocks: 10, workers: workers.to_vec(), ..PrefixMatch::unknown() }
+    PrefixMatch {
+        block_size: 100,
+        blocks: 10,
+        workers: workers.iter().copied().collect(),
+        ..PrefixMatch::unknown()
+    }
 }
 
 fn choose(turn: &RouteTurn<'_>, fleet: &Workers) -> Choice {
@@ -272,7 +277,7 @@ fn without_a_match_home_is_taken_to_hold_what_the_program_had_there() {
     let choice = choose(&turn, &Workers::new(&[(0, 0), (1, 40)]));
     assert_eq!(choice.reason, Reason::CheaperThanHome);
     // The index knows one worker and is blind at the other: only the blind one is taken on trust.
-    let found = PrefixMatch { blind: vec![worker(1)], ..ten_blocks(&[held(0, 2, 2, 2)]) };
+    let found = PrefixMatch { blind: [worker(1)].into_iter().collect(), ..ten_blocks(&[held(0, 2, 2, 2)]) };
     let choice = choose(&RouteTurn { prefix: Some(&found), ..turn }, &Workers::new(&[(0, 0), (1, 0)]));
     assert_eq!(terms_of(&choice, 1).assumed_tokens, 4000);
     assert_eq!((terms_of(&choice, 0).assumed_tokens, terms_of(&choice, 0).device_blocks), (0, 2));
@@ -401,7 +406,7 @@ proptest! {
         more in 1_u32..6,
     ) {
         let mut better = found.clone();
-        let it = &mut better.workers[favoured];
+        let mut it = found.workers.iter().nth(favoured).expect("listed");
         match tier {
             0 => it.device += more,
             1 => it.host += more,
@@ -409,6 +414,7 @@ proptest! {
         }
         it.host = it.host.max(it.device);
         it.disk = it.disk.max(it.host);
+        better.workers.push(it);
         let costs = |found: &PrefixMatch| -> Vec<f64> {
             let turn = RouteTurn {
                 home: home.map(worker),

@@ -184,8 +184,6 @@ fn prefix(words: &mut Words<'_>) -> Result<PrefixMatch, String> {
         let (start, end) = pair(text, '-')?;
         found.shared.push(start..end);
     }
-    found.workers.sort_by_key(|held| held.worker);
-    found.blind.sort_unstable();
     found.shared.sort_by_key(|run| run.start);
     Ok(found)
 }
