@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::{arch, docs, tidy};
+use crate::{arch, docs, soak, tidy};
 
 enum Step {
     Chore(fn() -> Result<()>),
@@ -37,6 +37,7 @@ const STEPS: &[(&str, Step)] = &[
     ("doc", Step::Cargo(&["doc", "--workspace", "--no-deps", "--locked"])),
     ("docs", Step::Chore(|| docs::run(true))),
     ("test", Step::Cargo(&["test", "--workspace", "--locked"])),
+    ("soak", Step::Chore(soak::run)),
     ("otlp", Step::Cargo(&["test", "--package", "tandem-gateway", "--features", "otlp", "--locked", "otlp"])),
 ];
 

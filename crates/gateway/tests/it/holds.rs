@@ -1,10 +1,12 @@
 //! Turns that wait: silently, behind an early 200, too long, or for a client that leaves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use tandem_gateway::config::Span;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 use crate::client::{self, Client};
 use crate::engine::{self, Engine, messages_stream};
@@ -119,17 +121,24 @@ async fn a_refusal_after_an_early_200_is_told_in_the_stream() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engines_refusal_after_an_early_200_keeps_its_words() {
-    let engine = Engine::start(|call| {
+    // The engine says nothing until the client has heard from the gateway.
+    let heard = Arc::new(Semaphore::new(0));
+    let waits = Arc::clone(&heard);
+    let engine = Engine::start(move |call| {
+        let waits = Arc::clone(&waits);
         Box::pin(async move {
-            // Longer than the client waits in silence.
-            tokio::time::sleep(Duration::from_millis(700)).await;
+            drop(waits.acquire().await);
             call.json(400, &json!({"error": {"message": "prompt is too long"}})).await;
         })
     })
     .await;
-    let setup = start_with(&[&engine], |_| {}).await;
-    let answer = setup.post("/v1/messages", IMPATIENT, &messages("hi", true)).await;
-    assert_eq!(answer.status, 200);
+    let setup = start_with(&[&engine], |config| config.hold.keep_alive = Span::millis(50)).await;
+    let mut client = Client::connect(setup.addr()).await;
+    client.send(&client::post("/v1/messages", IMPATIENT, messages("hi", true).to_string().as_bytes())).await;
+    client.until("event: ping").await;
+    heard.add_permits(1);
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.complete), (200, true));
     let text = answer.text();
     assert!(text.contains("invalid_request_error") && text.contains("prompt is too long"), "{text}");
     assert_eq!(engine.calls().len(), 1);
