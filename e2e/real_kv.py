@@ -128,16 +128,17 @@ class Gateway:
     """`tandem serve --policy kv` that can be killed and started again."""
 
     def __init__(self, folder, urls, *args):
-        self.folder, self.urls, self.args = folder, urls, args
+        # A state directory, where one is asked for, is in the folder.
+        self.folder, self.urls, self.args = folder, urls, [*args, *([str(folder / "state")] if "--state-dir" in args else [])]
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port, self.admin_port = free_port(), free_port()
+        self.port, self.admin_port, self.metrics_port = free_port(), free_port(), free_port()
         self.url, self.admin = f"http://{HOST}:{self.port}", f"http://{HOST}:{self.admin_port}"
         self.starts = 0
 
     def start(self):
         self.starts += 1
         argv = [binary(), "serve", "--worker-urls", *self.urls, "--host", HOST, "--port", str(self.port), "--admin-port",
-                str(self.admin_port), "--prometheus-port", "0", "--policy", "kv", "--trace-path",
+                str(self.admin_port), "--prometheus-host", HOST, "--prometheus-port", str(self.metrics_port), "--policy", "kv", "--trace-path",
                 str(self.folder / f"trace-{self.starts}.jsonl"), "--trace-format", "jsonl", *self.args]
         self.process = Process(argv, self.folder / f"tandem-{self.starts}.log")
         until("a ready gateway", self._ready, 120)
@@ -146,6 +147,10 @@ class Gateway:
     def _ready(self):
         must(self.process.proc.poll() is None, f"tandem ended: {self.process.output()[-3000:]}")
         return get(f"{self.url}/readiness")
+
+    def written(self):
+        """Waits until nothing waits to be written to the state directory."""
+        until("an empty queue", lambda: b"\ntandem_state_queue 0\n" in get(f"http://{HOST}:{self.metrics_port}/metrics"), 60)
 
     def crash(self):
         self.process.proc.send_signal(signal.SIGKILL)
@@ -455,6 +460,14 @@ def tests(kind, python, model):
         second.start()
         round_robin(ledger, "lineage only, Tandem killed and started again", engine, second, oracle, agents, 1)
         second.crash()
+        kept = gateway("kept", *lineage, "--state-dir")
+        agents = sessions("kept-")
+        round_robin(ledger, "lineage only, state directory", engine, kept, oracle, agents, TURNS)
+        kept.written()
+        kept.crash()
+        kept.start()
+        round_robin(ledger, "lineage only, state directory, Tandem killed and started again", engine, kept, oracle, agents, 2)
+        kept.crash()
         restarted(engine, gateway("restart", *local), oracle, ledger)
 
     def restarted(engine, front, oracle, ledger):
@@ -468,12 +481,16 @@ def tests(kind, python, model):
         round_robin(ledger, "engine's cache emptied", engine, front, oracle, agents, 2)
 
     def crowded(engine, gateway, oracle, ledger):
-        for mode, args in (("local tokenizer", local), ("lineage only", lineage)):
-            front = gateway(f"small-{mode.split()[0]}", *args)
-            agents = [Session(f"{mode[:5]}-{style}", style, answer=24) for style in ("echo", "fixed", "tools", "echo")]
+        for mode, args in (("local tokenizer", local), ("lineage only", lineage),
+                           ("lineage only, state directory", [*lineage, "--state-dir"])):
+            name = mode.replace("lineage only, ", "").split()[0]
+            front = gateway(f"small-{name}", *args)
+            agents = [Session(f"{name[:5]}-{style}", style, answer=24) for style in ("echo", "fixed", "tools", "echo")]
             for at, agent in enumerate(agents):
                 agent.name += f"-{at}"
             round_robin(ledger, f"evictions, {mode}", engine, front, oracle, agents, TURNS)
+            if "--state-dir" in args:
+                front.written()
             front.crash()
             front.start()
             round_robin(ledger, f"evictions, {mode}, Tandem killed and started again", engine, front, oracle, agents[:2], 1)

@@ -115,7 +115,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     let result = runtime.block_on(async {
         match command {
             Command::Serve(args) => serve::run(*args).await,
-            Command::Demo(args) => demo::run(args).await,
+            Command::Demo(args) => Box::pin(demo::run(args)).await,
             Command::MockEngine(args) => mock_engine::run(*args).await,
             Command::MockStore(args) => mock_store::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,

@@ -160,6 +160,9 @@ struct LimitArgs {
     /// Longest wait for a worker; a harness's own limit applies as well.
     #[arg(long, env = "TANDEM_QUEUE_TIMEOUT", value_name = "DURATION")]
     queue_timeout: Option<Span>,
+    /// Directory in which what is known of sessions is kept, so that a restart finds it again.
+    #[arg(long, env = "TANDEM_STATE_DIR", value_name = "FOLDER")]
+    state_dir: Option<String>,
     /// At shutdown, how long calls under way may still take.
     #[arg(long, env = "TANDEM_SHUTDOWN_GRACE", value_name = "DURATION")]
     shutdown_grace: Option<Span>,
@@ -256,6 +259,7 @@ fn apply_limits(config: &mut Config, args: LimitArgs) {
     set(&mut config.max_concurrent_requests, args.max_concurrent_requests);
     set(&mut config.queue_size, args.queue_size);
     set(&mut config.hold.max, args.queue_timeout);
+    set_some(&mut config.state.dir, args.state_dir);
     set(&mut config.timeouts.shutdown_grace, args.shutdown_grace);
 }
 

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tandem_engines::Engines;
-use tandem_types::{RequestId, TurnId};
+use tandem_engines::{EngineState, Engines};
+use tandem_types::{RequestId, Time, TurnId};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +16,7 @@ use crate::explain::Decisions;
 use crate::kv::Kv;
 use crate::metrics::Metrics;
 use crate::owner::Owner;
+use crate::state::{ENGINES_WAIT, Notes};
 use crate::trace_log::TraceLog;
 
 /// The gateway, as its request handlers see it.
@@ -30,6 +31,8 @@ pub(crate) struct App {
     pub(crate) reading: Reading,
     /// Where KV lies; `None` = nobody asks.
     pub(crate) kv: Option<Arc<Kv>>,
+    /// Where programs that changed are named.
+    pub(crate) notes: Notes,
     /// One permit per call under way.
     pub(crate) slots: Arc<Semaphore>,
     /// Cancelled when shutdown begins: readiness is gone.
@@ -57,11 +60,12 @@ pub(crate) struct Shared {
     pub(crate) trace: TraceLog,
     pub(crate) reading: Reading,
     pub(crate) kv: Option<Arc<Kv>>,
+    pub(crate) notes: Notes,
 }
 
 impl App {
     pub(crate) fn new(shared: Shared) -> Self {
-        let Shared { config, clock, metrics, owner, engines, decisions, trace, reading, kv } = shared;
+        let Shared { config, clock, metrics, owner, engines, decisions, trace, reading, kv, notes } = shared;
         Self {
             slots: Arc::new(Semaphore::new(config.max_concurrent_requests.min(Semaphore::MAX_PERMITS))),
             config,
@@ -73,6 +77,7 @@ impl App {
             trace,
             reading,
             kv,
+            notes,
             draining: CancellationToken::new(),
             aborting: CancellationToken::new(),
             ids: RequestIds::default(),
@@ -86,6 +91,13 @@ impl App {
     /// A fresh turn number.
     pub(crate) fn next_turn(&self) -> TurnId {
         TurnId(self.next_turn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Just started, and not all engines have answered yet: sessions that come back may not find their worker.
+    pub(crate) fn settling(&self) -> bool {
+        let start = self.clock.instant(Time::ZERO);
+        self.clock.age(start) < ENGINES_WAIT
+            && self.engines.list().iter().any(|engine| engine.state == EngineState::Starting)
     }
 
     pub(crate) fn is_draining(&self) -> bool {

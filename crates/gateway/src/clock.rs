@@ -8,17 +8,24 @@ use tandem_types::Time;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
     start: Instant,
+    /// What it showed at the start.
+    from: Time,
 }
 
 impl Clock {
     /// Starts at [`Time::ZERO`] now.
     pub(crate) fn start() -> Self {
-        Self { start: Instant::now() }
+        Self::start_at(Time::ZERO)
     }
 
-    /// Time since the start.
+    /// Starts at this time now: times before the start can then be told, too.
+    pub(crate) fn start_at(from: Time) -> Self {
+        Self { start: Instant::now(), from }
+    }
+
+    /// Time since the start, and what was shown then.
     pub(crate) fn now(self) -> Time {
-        Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        self.from + self.start.elapsed()
     }
 
     /// How long ago an instant was; zero for those to come.
@@ -28,7 +35,7 @@ impl Clock {
 
     /// The instant at which this clock shows `time`.
     pub(crate) fn instant(self, time: Time) -> Instant {
-        self.start + Duration::from_nanos(time.0)
+        self.start + time.since(self.from)
     }
 }
 

@@ -178,6 +178,8 @@ fn health(app: &App) -> Response<Body> {
     let ready = models::ready_engines(app);
     let (status, word) = if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "draining")
+    } else if app.config.state.is_some() && app.settling() {
+        (StatusCode::SERVICE_UNAVAILABLE, "engines are asked")
     } else if ready == 0 {
         (StatusCode::SERVICE_UNAVAILABLE, "no engine is ready")
     } else {

@@ -126,6 +126,13 @@ families! {
     KvStoreDoubts, Counter, "tandem_kv_store_doubts_total", "cause", "Times that events of the shared store may have been missed.";
     Divergence, Counter, "tandem_prefix_divergence_total", "cause", "Turns whose prompt left that of the session's last turn before its end, by cause.";
     Reprefill, Counter, "tandem_reprefill_tokens_total", "kind", "Prompt tokens that engines computed: new, or seen before in the session and diverged, moved, evicted; unknown.";
+    StatePrograms, Gauge, "tandem_state_programs", "", "Programs kept in the state directory.";
+    StateBytes, Gauge, "tandem_state_bytes", "", "Bytes of their keys and values.";
+    StateQueue, Gauge, "tandem_state_queue", "", "Programs that changed and are not written yet.";
+    StateDropped, Counter, "tandem_state_dropped_total", "", "Programs left out because too many waited to be written; all that is kept is compared with what is known afterwards.";
+    StateWrites, Counter, "tandem_state_writes_total", "outcome", "Programs written to the state directory, and removed from it.";
+    StateFailures, Counter, "tandem_state_write_failures_total", "", "Batches of programs that could not be written.";
+    StateRestored, Counter, "tandem_state_restored_total", "outcome", "Programs found in the state directory at the start: with their worker (home), without it (homeless), or unreadable.";
     InputsTeeLost, Counter, "tandem_recorded_inputs_lost_total", "", "Scheduler inputs that could not be recorded; the recording ends at the first.";
 }
 

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use tandem_engines::EngineEvent;
 use tandem_scheduler::{
-    Decision, DispatchFailure, Effect, HoldReason, Input, RejectReason, Scheduler, TurnArrival, TurnOutcome,
+    Decision, DispatchFailure, Effect, HoldReason, Input, RejectReason, Remembered, Scheduler, TurnArrival,
+    TurnOutcome,
 };
 use tandem_types::{ProgramKey, TurnId, WorkerId};
 use tokio::sync::mpsc;
@@ -23,6 +24,7 @@ use crate::clock::Clock;
 use crate::explain::Decisions;
 use crate::kv::Kv;
 use crate::metrics::{Family, Metrics};
+use crate::state::Notes;
 use crate::tee::Tee;
 
 /// Messages taken at once. Large enough to amortise waking up, small enough to keep effects flowing.
@@ -68,6 +70,7 @@ pub(crate) enum Message {
 pub(crate) struct Owner {
     messages: mpsc::Sender<Message>,
     metrics: Metrics,
+    notes: Notes,
 }
 
 /// Room for a turn's last message.
@@ -139,7 +142,14 @@ impl Owner {
 
     /// What an operator asks for: never lost, so it waits for room.
     pub(crate) async fn operator(&self, input: Input) {
+        let program = match &input {
+            Input::SessionEnd { program }
+            | Input::ProgramPause { program }
+            | Input::ProgramResume { program } => Some(program.clone()),
+            _ => None,
+        };
         let _ = self.messages.send(Message::Input(Box::new(input))).await;
+        program.iter().for_each(|program| self.notes.over(program));
     }
 
     /// So many tokens of a turn's answer are there.
@@ -182,6 +192,10 @@ pub(crate) struct Parts {
     pub(crate) tee: Option<Tee>,
     /// Who else wants to know of workers.
     pub(crate) kv: Option<Arc<Kv>>,
+    /// Programs of an earlier run.
+    pub(crate) remembered: Vec<Remembered>,
+    /// Where programs that changed are named.
+    pub(crate) notes: Notes,
     /// Most turns at once; bounds the channel.
     pub(crate) turns_max: usize,
 }
@@ -190,7 +204,7 @@ pub(crate) struct Parts {
 pub(crate) fn new(parts: Parts) -> (Owner, impl Future<Output = ()> + Send) {
     // Per turn: arrival, end, and up to three pieces of news that may wait at once.
     let (messages, receiver) = mpsc::channel(parts.turns_max.saturating_mul(5).saturating_add(1024));
-    let owner = Owner { messages, metrics: parts.metrics.clone() };
+    let owner = Owner { messages, metrics: parts.metrics.clone(), notes: parts.notes.clone() };
     let task = Task { parts, turns: HashMap::new(), effects: Vec::new() };
     (owner, task.run(receiver))
 }
@@ -205,6 +219,9 @@ impl Task {
     async fn run(mut self, mut messages: mpsc::Receiver<Message>) {
         let mut batch = Vec::with_capacity(BATCH);
         let mut engines_open = true;
+        for program in std::mem::take(&mut self.parts.remembered) {
+            self.input(Input::ProgramRemembered(program));
+        }
         loop {
             let deadline = self.parts.scheduler.next_deadline().map(|at| self.parts.clock.instant(at));
             tokio::select! {

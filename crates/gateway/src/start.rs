@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tandem_engines::{Engines, HttpClient, TlsError};
 use tandem_scheduler::{Input, Scheduler, SchedulerConfig};
-use tandem_types::WorkerId;
+use tandem_types::{Time, WorkerId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,6 +20,7 @@ use crate::config::Resolved;
 use crate::explain::Decisions;
 use crate::metrics::Metrics;
 use crate::server::{Server, TlsKeys, TlsKeysError, bind};
+use crate::state::{self, StateError};
 use crate::tee::Tee;
 use crate::trace_log::{OpenError, Opening, TraceLog};
 use crate::{admin, admission, kv, otlp, owner, tool_events};
@@ -50,6 +51,9 @@ pub enum StartError {
     /// The scheduler's settings.
     #[error(transparent)]
     Scheduler(#[from] tandem_scheduler::ConfigError),
+    /// The state directory.
+    #[error("state: {0}")]
+    State(#[from] StateError),
     /// The trace.
     #[error("trace: {0}")]
     Trace(#[from] OpenError),
@@ -112,12 +116,9 @@ impl Gateway {
     /// # Errors
     /// [`StartError`].
     pub async fn start(config: Resolved) -> Result<Self, StartError> {
-        let clock = Clock::start();
+        let (held, clock) = Box::pin(hold(&config)).await?;
         let metrics = Metrics::new()?;
-        let tls = match &config.tls {
-            Some(files) => Some(Arc::new(TlsKeys::read(files.clone())?)),
-            None => None,
-        };
+        let tls = config.tls.clone().map(TlsKeys::read).transpose()?.map(Arc::new);
         let listener = listen(&config.listen, "inference").await?;
         let admin_listener = listen(&config.admin, "admin api").await?;
         let metrics_listener = listen(&config.metrics, "metrics").await?;
@@ -136,7 +137,11 @@ impl Gateway {
         let engines =
             Engines::start(config.engines_config.clone(), client.clone(), config.engines.clone(), events);
         let (kv, kv_running) = start_kv(&config, &engines, client, clock, &metrics).await?.unzip();
+        let mut opened = Box::pin(restore(held, &config, &engines, kv.clone(), clock, &metrics)).await?;
+        let (remembered, notes) = opened.as_mut().map(state::Opened::of_run).unwrap_or_default();
         let (owner, owner_task) = owner::new(owner::Parts {
+            remembered,
+            notes: notes.clone(),
             scheduler: Scheduler::new(config.scheduler.clone(), config.seed)?,
             engine_events,
             clock,
@@ -161,8 +166,10 @@ impl Gateway {
             trace,
             reading,
             kv: kv.clone(),
+            notes,
         }));
         let owner_task = tokio::spawn(owner_task);
+        let keeping = opened.map(|opened| keeper(&app, opened));
         let helpers = help(&app, admin_listener, metrics_listener, kv, tools);
         let stop = CancellationToken::new();
         let server = Server { app: Arc::clone(&app), listener, tls: tls.clone(), stop: stop.clone() };
@@ -170,7 +177,7 @@ impl Gateway {
         let finished = CancellationToken::new();
         // Also when the way down panics: nobody may wait for ever.
         let tell = finished.clone().drop_guard();
-        let down = way_down(Arc::clone(&app), stop, server, owner_task, helpers, kv_running);
+        let down = way_down(Arc::clone(&app), stop, server, (owner_task, keeping), helpers, kv_running);
         tokio::spawn(async move {
             down.await;
             drop(tell);
@@ -255,6 +262,41 @@ async fn start_kv(
         Err(kv::StartError::Tokenizer(error)) => Err(error.into()),
         Err(kv::StartError::Thread(error)) => Err(StartError::KvThread(error)),
     }
+}
+
+/// Takes the state directory, where there is one, and starts the clock: what is restored was active before the start,
+/// and time does not run below zero.
+async fn hold(config: &Resolved) -> Result<(Option<state::Held>, Clock), StartError> {
+    let Some(settings) = &config.state else { return Ok((None, Clock::start())) };
+    let idle = config.scheduler.program_idle_ttl;
+    let held = state::hold(settings, config.scheduler.programs_max, idle).await?;
+    Ok((Some(held), Clock::start_at(Time::ZERO + idle)))
+}
+
+/// Gives back what an earlier run kept, where something is kept.
+async fn restore(
+    held: Option<state::Held>,
+    config: &Resolved,
+    engines: &Engines,
+    kv: Option<Arc<kv::Kv>>,
+    clock: Clock,
+    metrics: &Metrics,
+) -> Result<Option<state::Opened>, StartError> {
+    let (Some(held), Some(settings)) = (held, config.state.clone()) else { return Ok(None) };
+    let from = state::Restoring { settings, clock, metrics: metrics.clone(), engines: engines.clone(), kv };
+    Ok(Some(state::restore(held, from).await?))
+}
+
+fn keeper(app: &App, opened: state::Opened) -> state::Running {
+    let keeper = state::Keeper {
+        opened,
+        owner: app.owner.clone(),
+        engines: app.engines.clone(),
+        kv: app.kv.clone(),
+        clock: app.clock,
+        metrics: app.metrics.clone(),
+    };
+    keeper.start()
 }
 
 async fn listen(
@@ -349,7 +391,7 @@ async fn way_down(
     app: Arc<App>,
     stop: CancellationToken,
     mut server: tokio::task::JoinHandle<()>,
-    owner: tokio::task::JoinHandle<()>,
+    (owner, keeping): (tokio::task::JoinHandle<()>, Option<state::Running>),
     helpers: Helpers,
     kv_running: Option<kv::Running>,
 ) {
@@ -369,6 +411,10 @@ async fn way_down(
     app.aborting.cancel();
     if !server.is_finished() {
         let _ = server.await;
+    }
+    // While the engines' addresses are known.
+    if let Some(keeping) = keeping {
+        keeping.finish().await;
     }
     app.engines.shutdown().await;
     app.trace.close().await;

@@ -18,6 +18,8 @@
 //! - Invariants: I-EVI-1 a block that the cache had lost is no evidence of how answers or prompts come back; I-EVI-2
 //!   `trim <= trim_max`: of evidence that contradicts itself only the newer is kept.
 
+use serde::{Deserialize, Serialize};
+
 /// Block size assumed where none is known: the largest in common use.
 const BLOCK_ASSUMED: u64 = 64;
 
@@ -33,7 +35,7 @@ pub(crate) enum Verdict {
 }
 
 /// The counts of a turn whose successor is judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Before {
     pub(crate) prompt: u64,
     pub(crate) answer: u64,
@@ -47,7 +49,7 @@ impl Before {
 }
 
 /// Evidence on one kind of answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Resend {
     same: u8,
     differs: u8,
@@ -144,7 +146,7 @@ impl Resend {
 }
 
 /// Evidence by kind of answer: with tool calls and without.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Resends {
     texts: Resend,
     calls: Resend,

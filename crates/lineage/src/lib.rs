@@ -28,5 +28,8 @@ mod text;
 pub use divergence::{Cause, Divergence, Position, Relation, ToolsChange};
 pub use outline::{Outline, OutlineError, RAW_BYTES, RAW_IDS, Segment, SegmentKind, outline};
 pub use split::{Split, SplitInput, split};
-pub use table::{Arrival, Arriving, Basis, Ended, Expected, Inferred, Lineage, LineageConfig, Ticket};
+pub use table::{
+    Arrival, Arriving, Basis, Ended, Expected, Inferred, Learned, Lineage, LineageConfig, OUTLINES_VERSION,
+    Remembered, Ticket,
+};
 pub use text::text_blocks;

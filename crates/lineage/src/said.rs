@@ -6,13 +6,14 @@
 //!   Output: an upper bound of common bytes.
 //! - I-SAID-1 the bound is never less than what the texts have in common. No text is kept.
 
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Beginnings that are hashed, in bytes, ascending.
 const LENGTHS: [usize; 3] = [4, 16, 64];
 
 /// Hashes of how a text begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Said([u64; LENGTHS.len()]);
 
 impl Said {

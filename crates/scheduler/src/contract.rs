@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use tandem_admission::Placement;
 use tandem_routing::CostTerms;
 use tandem_types::{
-    GroupId, LoadReport, PrefixMatch, ProgramKey, RequestClass, RetryKey, RouteWishes, TurnId, Usage,
+    GroupId, LoadReport, PrefixMatch, ProgramKey, RequestClass, RetryKey, RouteWishes, Time, TurnId, Usage,
     WorkerId, WorkerInfo,
 };
 
@@ -148,6 +148,8 @@ pub enum Input {
         /// Which.
         program: ProgramKey,
     },
+    /// What an earlier run of the gateway knew of a program. Given again, with a home, for one that has none yet.
+    ProgramRemembered(Remembered),
     /// The engines' weights are being exchanged: no turn is dispatched until `SyncEnd`. Given again, it takes longer.
     SyncBegin {
         /// From now on at most; then it counts as over.
@@ -155,6 +157,34 @@ pub enum Input {
     },
     /// The exchange of weights is over.
     SyncEnd,
+}
+
+/// What an earlier run knew of a program that was idle, or is taken to be. Nothing of it counts as resident anywhere
+/// before its next turn.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remembered {
+    /// Which.
+    pub program: ProgramKey,
+    /// The program that spawned it.
+    pub parent: Option<ProgramKey>,
+    /// Sessions that share a fate.
+    pub group: Option<GroupId>,
+    /// Where it ran last, where that worker is known to this run.
+    pub last_worker: Option<WorkerId>,
+    /// Where a prompt of it was computed last for another worker.
+    pub last_prefill: Option<WorkerId>,
+    /// Dispatches of its turns.
+    pub turns_dispatched: u64,
+    /// Turns that ended well.
+    pub turns_finished: u64,
+    /// Prompt and answer of its last finished turn, in tokens; 0 when unknown.
+    pub known_tokens: u64,
+    /// Its last finished turn asked for tools.
+    pub ended_with_tools: bool,
+    /// When a turn last arrived or ended, in the time of this run.
+    pub last_active: Time,
+    /// An operator paused it.
+    pub stopped: bool,
 }
 
 /// A request that asks to be served.

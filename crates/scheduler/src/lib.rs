@@ -48,7 +48,7 @@ pub use breaker::BreakerState;
 pub use config::{BreakerConfig, ConfigError, LocalPrefill, PdConfig, PdFallback, SchedulerConfig};
 pub use contract::{
     Admission, Decision, DispatchFailure, Effect, FailureKind, HoldReason, Input, LegDecision,
-    PrefillDecision, RejectReason, TurnArrival, TurnOutcome, TurnResult,
+    PrefillDecision, RejectReason, Remembered, TurnArrival, TurnOutcome, TurnResult,
 };
 pub use programs::ProgramState;
 pub use tandem_admission::{self as admission, AdmissionConfig, Placement};
@@ -139,6 +139,7 @@ impl Scheduler {
             Input::SessionEnd { program } => self.on_session_end(&program),
             Input::ProgramPause { program } => self.on_program_pause(&program),
             Input::ProgramResume { program } => self.on_program_resume(&program),
+            Input::ProgramRemembered(remembered) => self.on_program_remembered(&remembered),
             Input::SyncBegin { at_most } => self.on_sync_begin(at_most),
             Input::SyncEnd => self.on_sync_end(),
         }

@@ -8,7 +8,7 @@ use tandem_types::{PrefixMatch, ProgramKey, Time, TurnId, Usage, WorkerId};
 use crate::Scheduler;
 use crate::breaker::Signal;
 use crate::contract::{
-    DispatchFailure, Effect, FailureKind, RejectReason, TurnArrival, TurnOutcome, TurnResult,
+    DispatchFailure, Effect, FailureKind, RejectReason, Remembered, TurnArrival, TurnOutcome, TurnResult,
 };
 use crate::gate::Pass;
 use crate::programs::Begun;
@@ -305,6 +305,12 @@ impl Scheduler {
         self.counters.cancelled += 1;
         self.leave_place_with_signal(id, out);
         self.forget(id);
+    }
+
+    pub(crate) fn on_program_remembered(&mut self, remembered: &Remembered) {
+        if self.programs.remember(self.now, remembered) {
+            self.counters.programs_remembered += 1;
+        }
     }
 
     pub(crate) fn on_session_end(&mut self, program: &ProgramKey) {

@@ -8,7 +8,10 @@
 //! - I-PRG-3 `idle` holds exactly the programs without live turns, longest idle first.
 //! - I-PRG-4 `at_home` holds for each worker the tokens of the programs whose last worker it is, for answers or for
 //!   prompts, and which are not away, and no zeros.
-//! - I-PRG-5 a program is away when it has been idle for [`AWAY`] mean pauses, and until its next turn.
+//! - I-PRG-5 a program is away when it has been idle for [`AWAY`] mean pauses, or is remembered from an earlier run, and
+//!   until its next turn.
+//! - I-PRG-6 what is remembered of an earlier run displaces nothing that was active later, and of a program that this run
+//!   knows it adds a home at most, where that has none.
 //! - Side calls look a program up (for its worker) and change nothing, but one that is marked final ends it as
 //!   any other call does: that mark may come on a call made for nothing else.
 //! - Deliberately absent: a tree. A child knows its parent's key; a parent that was forgotten is simply not found.
@@ -20,6 +23,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 use tandem_types::{GroupId, ProgramKey, Time, WorkerId};
 
+use crate::contract::Remembered;
 use crate::homes::Homes;
 use crate::place::TOKENS_MAX;
 
@@ -174,7 +178,6 @@ impl Programs {
     }
 
     fn insert(&mut self, now: Time, key: &ProgramKey) {
-        self.stamps += 1;
         let program = Program {
             parent: None,
             group: None,
@@ -190,10 +193,62 @@ impl Programs {
             ending: false,
             stopped: false,
             away: false,
-            stamp: self.stamps,
+            stamp: 0,
         };
-        self.idle.insert((now, program.stamp), key.clone());
+        self.insert_idle(key, program);
+    }
+
+    fn insert_idle(&mut self, key: &ProgramKey, mut program: Program) {
+        self.stamps += 1;
+        program.stamp = self.stamps;
+        self.idle.insert((program.last_active, program.stamp), key.clone());
         self.by_key.insert(key.clone(), program);
+    }
+
+    /// Takes over what an earlier run knew of a program; false if it was of no use.
+    pub(crate) fn remember(&mut self, now: Time, remembered: &Remembered) -> bool {
+        let key = &remembered.program;
+        if let Some(program) = self.by_key.get_mut(key) {
+            // It counts for nothing at home, so that its home can change without more ado.
+            let homeless = program.last_worker.is_none() && program.home_tokens == 0;
+            if homeless {
+                (program.last_worker, program.last_prefill) =
+                    (remembered.last_worker, remembered.last_prefill);
+            }
+            return homeless && remembered.last_worker.is_some();
+        }
+        let last_active = remembered.last_active.min(now);
+        if remembered.turns_dispatched == 0 && !remembered.stopped {
+            return false;
+        }
+        if self.by_key.len() >= self.max {
+            let longest = self.idle.first_key_value().map(|((since, _), key)| (*since, key.clone()));
+            let Some((since, oldest)) = longest.filter(|(since, _)| *since < last_active) else {
+                return false;
+            };
+            let stamp = self.by_key.get(&oldest).map_or(0, |program| program.stamp);
+            self.idle.remove(&(since, stamp));
+            self.remove(&oldest);
+        }
+        let program = Program {
+            parent: remembered.parent.clone().filter(|parent| parent != key),
+            group: remembered.group.clone(),
+            last_worker: remembered.last_worker,
+            last_prefill: remembered.last_prefill,
+            live_turns: 0,
+            turns_dispatched: remembered.turns_dispatched,
+            turns_finished: remembered.turns_finished,
+            known_tokens: remembered.known_tokens,
+            home_tokens: 0,
+            ended_with_tools: remembered.ended_with_tools,
+            last_active,
+            ending: false,
+            stopped: remembered.stopped,
+            away: true,
+            stamp: 0,
+        };
+        self.insert_idle(key, program);
+        true
     }
 
     /// A turn of the program with a prompt of about `tokens` goes to a worker, or to a pair.
@@ -379,5 +434,59 @@ mod tests {
         assert_eq!(counted(&programs), 200);
         assert!(programs.end(&key("gone")) && programs.is_sound());
         assert_eq!(counted(&programs), 100);
+    }
+
+    fn remembered(name: &str, second: u64) -> Remembered {
+        Remembered {
+            program: key(name),
+            parent: None,
+            group: None,
+            last_worker: Some(WORKER),
+            last_prefill: None,
+            turns_dispatched: 3,
+            turns_finished: 3,
+            known_tokens: 500,
+            ended_with_tools: true,
+            last_active: Time::from_millis(second * 1000),
+            stopped: false,
+        }
+    }
+
+    /// I-PRG-5: its home is known, and counts from its next turn on.
+    #[test]
+    fn a_remembered_program_has_a_home_and_counts_nowhere() {
+        let mut programs = Programs::new(10);
+        let now = Time::from_millis(9000);
+        assert!(programs.remember(now, &remembered("back", 7)) && programs.is_sound());
+        let known = programs.get(&key("back")).expect("remembered");
+        assert_eq!((known.last_worker, known.known_tokens), (Some(WORKER), 500));
+        assert_eq!(programs.at_home().at(WORKER), 0);
+        assert_eq!(programs.idle_since(), Some(Time::from_millis(7000)));
+        turn(&mut programs, "back", 10);
+        assert_eq!(programs.at_home().at(WORKER), 500);
+        // Now this run knows more.
+        assert!(!programs.remember(now, &Remembered { known_tokens: 9, ..remembered("back", 7) }));
+        assert_eq!(programs.get(&key("back")).map(|program| program.known_tokens), Some(500));
+        // Of a turn that was never dispatched nothing is left, remembered or not.
+        assert!(!programs.remember(now, &Remembered { turns_dispatched: 0, ..remembered("never", 7) }));
+    }
+
+    /// I-PRG-6: three are remembered where there is room for two, in whatever order; a home may come later.
+    #[test]
+    fn what_is_remembered_displaces_only_what_is_older() {
+        for order in [[1, 2, 3], [3, 2, 1], [2, 3, 1]] {
+            let mut programs = Programs::new(2);
+            for second in order {
+                programs.remember(Time::from_millis(9000), &remembered(&format!("p{second}"), second));
+                assert!(programs.is_sound());
+            }
+            let known = [1, 2, 3].map(|second| programs.get(&key(&format!("p{second}"))).is_some());
+            assert_eq!(known, [false, true, true], "{order:?}");
+        }
+        let mut programs = Programs::new(2);
+        let homeless = Remembered { last_worker: None, ..remembered("late", 1) };
+        assert!(programs.remember(Time::from_millis(9000), &homeless));
+        assert!(programs.remember(Time::from_millis(9000), &remembered("late", 1)) && programs.is_sound());
+        assert_eq!(programs.get(&key("late")).and_then(|program| program.last_worker), Some(WORKER));
     }
 }

@@ -44,6 +44,8 @@ pub struct Counters {
     pub programs_expired: u64,
     /// Turns served without remembering their program: the table was full of busy ones.
     pub programs_untracked: u64,
+    /// Programs taken over from an earlier run.
+    pub programs_remembered: u64,
     /// Session ends for programs that are not known (expired, or never ran).
     pub unknown_session_ends: u64,
     /// Times that a circuit breaker opened.

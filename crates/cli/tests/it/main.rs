@@ -3,3 +3,4 @@
 #![expect(clippy::expect_used, reason = "a helper that fails is a failed test")]
 
 mod output;
+mod restart;

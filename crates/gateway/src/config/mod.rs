@@ -17,8 +17,8 @@ pub use resolved::{ConfigError, Listen, Resolved, Tenancy, TlsFiles, apply_trace
 pub use routing::{Routing, RoutingKv};
 pub use sections::{
     ApiKey, Auth, Breaker, Cors, EngineTls, Fallback, Health, Hold, Hygiene, IdentityKeys, Limits,
-    LocalPrefill, LocalPrefillName, Pd, Retry, Sessions, Timeouts, Tls, ToolEvents, Trace, TraceFormat,
-    TraceRows, TraceSink, TraceTokens, VolatileText, Worker, WorkerKind,
+    LocalPrefill, LocalPrefillName, Pd, Retry, Sessions, State, StateSettings, Timeouts, Tls, ToolEvents,
+    Trace, TraceFormat, TraceRows, TraceSink, TraceTokens, VolatileText, Worker, WorkerKind,
 };
 pub use units::{Secret, Size, Span, UnitError};
 
@@ -96,6 +96,8 @@ pub struct Config {
     pub pd: Pd,
     /// What is remembered of sessions.
     pub sessions: Sessions,
+    /// Where what is known of sessions is kept.
+    pub state: State,
     /// Who may call.
     pub auth: Auth,
     /// Browser access.
@@ -149,6 +151,7 @@ impl Default for Config {
             health: Health::default(),
             pd: Pd::default(),
             sessions: Sessions::default(),
+            state: State::default(),
             auth: Auth::default(),
             cors: Cors::default(),
             tls: None,

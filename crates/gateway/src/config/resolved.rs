@@ -166,6 +166,8 @@ pub struct Resolved {
     pub tool_zmq: Option<ToolZmq>,
     /// Where KV lies; `None` = nobody asks.
     pub kv: Option<KvSettings>,
+    /// Where what is known of sessions is kept; `None` = nowhere.
+    pub state: Option<sections::StateSettings>,
 }
 
 impl Resolved {
@@ -242,6 +244,7 @@ pub(super) fn resolve(config: Config) -> Result<Resolved, ConfigError> {
         trace_block_size: NonZeroU32::new(config.trace.block_size).unwrap_or(NonZeroU32::MIN),
         tool_zmq: tool_zmq(&config),
         kv: super::kv::resolve(&config.kv, &config.policy)?,
+        state: config.state.resolve(),
         written: config,
     })
 }
@@ -258,6 +261,8 @@ fn check_bounds(config: &Config) -> Result<(), ConfigError> {
     let limits = &config.limits;
     for (key, zero) in [
         ("max_concurrent_requests", config.max_concurrent_requests == 0),
+        ("state.max_size", config.state.max_size.0 == 0),
+        ("state.dir", config.state.dir.as_deref() == Some("")),
         ("limits.max_payload_size", limits.max_payload_size.0 == 0),
         ("limits.max_headers", limits.max_headers == 0),
         ("limits.max_connections", limits.max_connections == 0),

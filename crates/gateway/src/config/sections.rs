@@ -304,6 +304,39 @@ impl Default for Sessions {
     }
 }
 
+/// Where what is known of sessions is kept, so that a restart finds it again.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct State {
+    /// The directory, of this gateway alone; made if need be. Unset: sessions are forgotten with the process. No
+    /// content is kept: ids, addresses of engines, hashes, lengths and counts.
+    pub dir: Option<String>,
+    /// Most bytes of what is kept; the longest idle sessions leave first. The file takes up to about twice as much.
+    pub max_size: Size,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { dir: None, max_size: Size::mib(1024) }
+    }
+}
+
+/// The same as the gateway runs on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateSettings {
+    /// The directory.
+    pub folder: std::path::PathBuf,
+    /// Most bytes of keys and values.
+    pub max_size: u64,
+}
+
+impl State {
+    pub(super) fn resolve(&self) -> Option<StateSettings> {
+        let dir = self.dir.as_ref()?;
+        Some(StateSettings { folder: dir.into(), max_size: self.max_size.0 })
+    }
+}
+
 /// Who may call. Without keys everybody may, as the tenant `default`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -307,10 +307,27 @@ fn lineage(kv: &Kv, query: &Query<'_>, arrival: Option<&Arrival>) -> Result<Line
     // An engine that does not echo sessions leaves the path as it was told last.
     let block = u64::from(chain.block_sizes().max().unwrap_or(0));
     let whole = (chain.tokens() as u64).saturating_add(block) >= expected.tokens;
+    let mut reach = Reach { tokens: expected.tokens, low: expected.low, high: expected.high };
+    if arrival.remembered {
+        reach = after_restart(reach, arrival, chain.tokens() as u64, block);
+    }
     // Whatever of the answer comes back: the number of blocks is the same.
-    let same_blocks = expected.low.checked_div(block) == expected.high.checked_div(block);
-    let reach = Reach { tokens: expected.tokens, low: expected.low, high: expected.high };
+    let same_blocks = reach.low.checked_div(block) == reach.high.checked_div(block);
+    let sure = sure && (!arrival.remembered || reach.high < u64::MAX);
     Ok(Lineage { seek: Seek { chain, reach: Some(reach) }, exact: (sure || same_blocks) && whole })
+}
+
+/// What repeats of a prompt whose session was known before the last restart. What was noted may be older than the last
+/// turn: then the session's path, which engines' events tell, is another one than the noted turn left, and where it is
+/// longer a prompt that only grew repeats it rather.
+fn after_restart(reach: Reach, arrival: &Arrival, path: u64, block: u64) -> Reach {
+    let noted = arrival.history.checked_div(block);
+    if noted.is_some() && noted == path.checked_div(block) {
+        return reach;
+    }
+    let grew = arrival.relation == Relation::Appends && arrival.divergence.is_none();
+    let tokens = if grew && path > arrival.history { path } else { reach.tokens };
+    Reach { tokens, high: u64::MAX, ..reach }
 }
 
 /// A session's first prompt here, where engines' events name the session already: it is older than this process, and

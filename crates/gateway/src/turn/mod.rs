@@ -112,6 +112,7 @@ impl Turn {
         self.story.dispatched(worker, prefill, attempt, self.app.clock.now());
         let attempt = if attempt == 1 { "first" } else { "retry" };
         self.app.metrics.inc(Family::Dispatches, &[("attempt", attempt)]);
+        self.changed();
         for worker in prefill.into_iter().chain([worker]) {
             self.app.metrics.inc(Family::WorkerTurns, &[("worker", &worker.to_string())]);
         }
@@ -157,6 +158,21 @@ impl Turn {
             End::ClientGone | End::TimedOut => last_word.client_gone(self.id),
         }
         self.story.told(&self.app, end, facts);
+        self.changed();
+    }
+
+    /// What is known of its program changed.
+    fn changed(&self) {
+        let prompt = &self.story.kv;
+        let Some(program) = &prompt.program else { return };
+        if prompt.last {
+            self.app.notes.over(program);
+        } else {
+            self.app.notes.changed(program);
+        }
+        // A beginning that two programs sent is marked on both.
+        let alike = prompt.found.arrival.as_ref().and_then(|arrival| arrival.alike.as_ref());
+        alike.into_iter().for_each(|other| self.app.notes.changed(other));
     }
 }
 

@@ -180,12 +180,12 @@ async fn find_blocks(
     parsed: &ParsedRequest,
     edited: &Edited,
 ) {
-    let Some(kv) = &app.kv else { return };
     let context = identity.context.as_ref();
     prompt.program = context.map(|context| context.program.clone());
     prompt.parent = context.and_then(|context| context.parent.clone());
     prompt.is_turn = identity.class == RequestClass::Turn;
     prompt.last = context.is_some_and(|context| context.session_final == Some(true));
+    let Some(kv) = &app.kv else { return };
     let query = Query {
         dialect: parsed.facts.dialect,
         model: parsed.facts.model.as_deref(),

@@ -22,5 +22,6 @@ mod recorded;
 mod sessions;
 mod setup;
 mod shutdown;
+mod state;
 mod surface;
 mod tls;

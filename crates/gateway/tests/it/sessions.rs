@@ -61,6 +61,8 @@ pub(crate) struct Turn {
     pub(crate) worker: String,
     pub(crate) ours: Option<u64>,
     pub(crate) predicted: Option<u64>,
+    /// How sure that is.
+    pub(crate) claim: Option<String>,
     pub(crate) prompt: u64,
     pub(crate) cached: u64,
     pub(crate) output: u64,
@@ -106,6 +108,7 @@ impl Session {
             worker: answer.header("x-tandem-worker").expect("a worker").to_owned(),
             ours: number("x-tandem-prompt-tokens"),
             predicted: number("x-tandem-predicted-cached-tokens"),
+            claim: answer.header("x-tandem-prediction").map(str::to_owned),
             prompt: usage["prompt_tokens"].as_u64().expect("a count"),
             cached: usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0),
             output: usage["completion_tokens"].as_u64().expect("a count"),

@@ -58,7 +58,7 @@ pub(crate) async fn start_tuned(
     change(&mut config);
     let mut resolved = config.resolve().expect("a valid configuration");
     tune(&mut resolved);
-    let gateway = Gateway::start(resolved).await.expect("starts");
+    let gateway = Box::pin(Gateway::start(resolved)).await.expect("starts");
     Setup { gateway, folder }
 }
 

@@ -54,6 +54,13 @@ pub(super) struct Head {
     pub(super) cached: Option<u64>,
 }
 
+impl Head {
+    /// Whether this line was the last one with the head.
+    pub(super) fn is_of(&self, line: &Line) -> bool {
+        self.ticket == line.ticket
+    }
+}
+
 impl Index {
     pub(super) const fn new() -> Self {
         Self { lines: BTreeMap::new(), heads: BTreeMap::new() }

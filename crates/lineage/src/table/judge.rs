@@ -25,6 +25,8 @@ pub(super) struct Judged {
     pub(super) expected: Expected,
     pub(super) history: u64,
     pub(super) displaced: Option<u64>,
+    /// The line that it was compared with is an earlier run's.
+    pub(super) remembered: bool,
     /// See [`Open::follows`].
     pub(super) follows: Option<(Before, bool)>,
     /// Ends of earlier prompts within this one.
@@ -48,6 +50,7 @@ impl Judged {
             expected: Expected::NOTHING,
             history: 0,
             displaced: None,
+            remembered: false,
             follows: None,
             marks: Vec::new(),
             shared: false,
@@ -176,6 +179,7 @@ pub(super) fn against(
         follows: line.counts.filter(|_| appends).map(|counts| (counts, line.called)),
         marks: line.marks_within(shared),
         shared: line.shared,
+        remembered: line.remembered,
         ..Judged::new(relation)
     }
 }

@@ -21,6 +21,7 @@ mod first;
 mod infer;
 mod judge;
 mod program;
+mod remembered;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,6 +40,7 @@ use crate::outline::{Outline, call_id};
 use crate::said::Said;
 
 pub use self::infer::Inferred;
+pub use self::remembered::{Learned, OUTLINES_VERSION, Remembered};
 
 /// Bounds of the table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,6 +151,8 @@ pub struct Arrival {
     pub expected: Expected,
     /// Tokens that the session had in all before this turn: the last prompt and its answer; 0 = none known.
     pub history: u64,
+    /// It was compared with what an earlier run noted. Turns that came after that note are not known.
+    pub remembered: bool,
     /// Tokens behind the divergence that the session had before at another place, estimated from bytes; `None`
     /// where the last prompt's length is not known.
     pub displaced: Option<u64>,
@@ -242,6 +246,7 @@ impl Lineage {
             divergence: judged.divergence,
             expected: judged.expected,
             history: judged.history,
+            remembered: judged.remembered,
             displaced: judged.displaced,
         }
     }

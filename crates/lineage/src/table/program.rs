@@ -39,6 +39,8 @@ pub(super) struct Line {
     pub(super) marks: Vec<Mark>,
     /// Another program sent this beginning, too: what follows may be in the cache already.
     pub(super) shared: bool,
+    /// An earlier run noted it.
+    pub(super) remembered: bool,
 }
 
 impl Line {
@@ -56,6 +58,7 @@ impl Line {
             said: None,
             marks: Vec::new(),
             shared: false,
+            remembered: false,
         }
     }
 

@@ -9,4 +9,5 @@ mod corpus;
 mod expected;
 mod infer;
 mod outlines;
+mod restarts;
 mod support;

@@ -27,6 +27,7 @@
 //! | `progress T N` | tokens of the answer so far |
 //! | `bye S` | session end |
 //! | `pause S`, `resume S` | an operator's |
+//! | `remember S` | an earlier run's: `at=W`, `prefill=W`, `tokens=N`, `since=SECONDS`, `stopped` |
 //! | `sync SECONDS`, `synced` | weights are exchanged, at most so long |
 //! | `wait` | nothing but time |
 //! | `view` | nothing; writes programs, held turns and workers out |

@@ -15,7 +15,9 @@ use tandem_types::{
 
 use super::{Content, Line, Script, ScriptError};
 use crate::config::{LocalPrefill, PdFallback, SchedulerConfig};
-use crate::contract::{DispatchFailure, FailureKind, Input, TurnArrival, TurnOutcome, TurnResult};
+use crate::contract::{
+    DispatchFailure, FailureKind, Input, Remembered, TurnArrival, TurnOutcome, TurnResult,
+};
 use crate::replay::Step;
 
 /// How long a scripted client can be kept waiting unless it says otherwise.
@@ -92,6 +94,7 @@ fn input(verb: &str, words: &mut Words<'_>) -> Result<Input, String> {
         "progress" => Input::Progress { turn: words.turn()?, generated: words.parse("number")? },
         "pause" => Input::ProgramPause { program: program(words.word("session")?)? },
         "resume" => Input::ProgramResume { program: program(words.word("session")?)? },
+        "remember" => Input::ProgramRemembered(remembered(words)?),
         "sync" => Input::SyncBegin { at_most: seconds(words.word("number of seconds")?)? },
         "synced" => Input::SyncEnd,
         "fail" => {
@@ -106,6 +109,24 @@ fn input(verb: &str, words: &mut Words<'_>) -> Result<Input, String> {
         }
         "end" => Input::TurnEnded { turn: words.turn()?, outcome: outcome(words)? },
         _ => return Err(format!("no input named {verb:?}")),
+    })
+}
+
+fn remembered(words: &mut Words<'_>) -> Result<Remembered, String> {
+    let program = program(words.word("session")?)?;
+    let worker_of = |text: Option<&str>| text.map(worker).transpose();
+    Ok(Remembered {
+        program,
+        parent: None,
+        group: None,
+        last_worker: worker_of(words.take("at"))?,
+        last_prefill: worker_of(words.take("prefill"))?,
+        turns_dispatched: 1,
+        turns_finished: 1,
+        known_tokens: words.value("tokens")?.unwrap_or(0),
+        ended_with_tools: false,
+        last_active: Time::ZERO + words.take("since").map(seconds).transpose()?.unwrap_or_default(),
+        stopped: words.flag("stopped"),
     })
 }
 
