@@ -434,7 +434,7 @@ mod tests {
         ProgramKey::root(TenantId::default(), SessionId::new(&format!("s{number}")).unwrap())
     }
 
-    /// I-STA-2.
+    /// I-STA-2; I-STA-1: nobody writes here, and naming waits for nobody.
     #[test]
     fn the_longest_waiting_is_left_out_and_counted() {
         let metrics = Metrics::new().unwrap();

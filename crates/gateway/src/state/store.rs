@@ -2,9 +2,9 @@
 //!
 //! - Purpose: what was written is there after `kill -9`; what is broken is found when it is opened, not when it is used.
 //! - Inputs: batches of changes. Outputs: all that is kept, the longest quiet program first.
-//! - I-STO-1 a batch is there whole or not at all. I-STO-2 never more programs, and never more bytes of keys and values,
+//! - I-STF-1 a batch is there whole or not at all. I-STF-2 never more programs, and never more bytes of keys and values,
 //!   than the limits say: the longest quiet ones leave first; nothing stays that was quiet for longer than the limit.
-//!   I-STO-3 one process at a time has the file open. I-STO-4 a file that cannot be read, or that another version wrote in another form, is
+//!   I-STF-3 one process at a time has the file open. I-STF-4 a file that cannot be read, or that another version wrote in another form, is
 //!   set aside under another name and not used; the one that was set aside before is replaced.
 //! - Deliberately absent: what the values mean ([`super::value`]), threads ([`super::writer`]).
 

@@ -90,7 +90,7 @@ fn what_was_written_is_there_again_oldest_first() {
     assert_eq!(store.learned().unwrap(), Some(vec![1, 2]));
 }
 
-/// I-STO-2.
+/// I-STF-2.
 #[test]
 fn what_has_no_room_or_was_quiet_too_long_leaves_the_oldest_first() {
     let few = Limits { programs: 2, ..LIMITS };
@@ -111,7 +111,7 @@ fn what_has_no_room_or_was_quiet_too_long_leaves_the_oldest_first() {
     }
 }
 
-/// I-STO-3.
+/// I-STF-3.
 #[test]
 fn a_file_has_one_user() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn a_file_has_one_user() {
     open(folder.path(), LIMITS);
 }
 
-/// I-STO-4: nothing of it is used, and it can be looked at.
+/// I-STF-4: nothing of it is used, and it can be looked at.
 #[test]
 fn a_file_that_is_spoilt_is_set_aside() {
     type Spoil = fn(&mut Vec<u8>);
@@ -155,7 +155,7 @@ fn a_file_that_is_spoilt_is_set_aside() {
     }
 }
 
-/// I-STO-4.
+/// I-STF-4.
 #[test]
 fn a_newer_versions_file_is_set_aside() {
     let folder = tempfile::tempdir().unwrap();
@@ -177,7 +177,7 @@ fn a_folder_that_cannot_be_used_is_named() {
     assert!(error.to_string().contains("file/state"), "{error}");
 }
 
-/// I-STO-1.
+/// I-STF-1.
 #[test]
 fn a_full_disk_is_an_error_and_leaves_what_was_written() {
     let (backend, full) = Failing::new();

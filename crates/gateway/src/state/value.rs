@@ -205,11 +205,13 @@ mod tests {
         }
     }
 
+    /// I-STA-3: and nothing of the prompt's text is in it.
     #[test]
     fn a_value_is_read_as_it_was_written() {
         let record = record();
         assert!(record.lineage.is_some());
         let bytes = encode(42, &record).unwrap();
+        assert!(!bytes.windows(5).any(|window| window == b"hello"));
         assert_eq!((last_ms(&bytes), decode(&bytes)), (Some(42), Some(record)));
         for length in 0..bytes.len() {
             assert_eq!(decode(&bytes[..length]), None, "{length}");

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
     use crate::state::store::tests::{Failing, LIMITS, put};
 
-    /// A full disk is counted, and written to again once it can be.
+    /// I-STA-5: a full disk is counted, and written to again once it can be.
     #[test]
     fn a_disk_that_fails_is_tried_again() {
         let folder = tempfile::tempdir().unwrap();
