@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tandem_scheduler::replay::Step;
 use tandem_scheduler::{
-    DispatchFailure, Effect, FailureKind, Input, Scheduler, TurnArrival, TurnOutcome, TurnResult,
+    DispatchFailure, Effect, FailureKind, Input, Remembered, Scheduler, TurnArrival, TurnOutcome, TurnResult,
 };
 use tandem_types::{
     AgentId, EngineId, EngineKind, LoadReport, PrefixMatch, ProgramKey, RequestClass, RetryKey, TenantId,
@@ -126,6 +126,10 @@ impl Chaos {
             | Input::WorkerRemoved { worker } => {
                 self.workers.entry(*worker).and_modify(|known| known.ready = false);
             }
+            // It is no stranger from here on.
+            Input::ProgramRemembered(remembered) => {
+                self.ran.insert(remembered.program.clone());
+            }
             Input::SyncBegin { at_most } => {
                 self.sync_until = Some(self.now + *at_most);
                 again = false;
@@ -148,10 +152,29 @@ impl Chaos {
         if self.one_in(self.size.sync_every) {
             return Input::SyncBegin { at_most: self.up_to(Duration::from_secs(4)) };
         }
-        match self.rng.below(5) {
+        match self.rng.below(6) {
             0 if self.one_in(2) => Input::SyncEnd,
             1 | 2 => Input::ProgramPause { program: self.program() },
+            5 => Input::ProgramRemembered(self.remembered()),
             _ => Input::ProgramResume { program: self.program() },
+        }
+    }
+
+    /// What a store tells late: of programs that are live, over, or never heard of, at workers that may be gone.
+    fn remembered(&mut self) -> Remembered {
+        let ran = self.rng.below(50);
+        Remembered {
+            program: self.program(),
+            parent: self.one_in(4).then(|| self.program()),
+            group: None,
+            last_worker: self.one_in(2).then(|| self.worker_id()),
+            last_prefill: None,
+            turns_dispatched: ran,
+            turns_finished: ran,
+            known_tokens: self.rng.below(3_000),
+            ended_with_tools: self.one_in(2),
+            last_active: self.now - self.up_to(Duration::from_secs(600)),
+            stopped: self.one_in(8),
         }
     }
 
