@@ -80,7 +80,7 @@ pub(super) fn judge(
         return Judged::new(if program.branches.is_empty() { Relation::First } else { Relation::Branch });
     };
     let relation = if shared == line.segments.len() {
-        if shared == new.len() { Relation::Repeat } else { Relation::Appends }
+        if repeats(line, new) { Relation::Repeat } else { Relation::Appends }
     } else {
         relation(&line.segments, new, !branch.open.is_empty(), arriving.compacted)
     };
@@ -95,6 +95,14 @@ pub(super) fn judge(
         judged.branch = Some(branch.id);
     }
     judged
+}
+
+/// Whether a prompt is that of a line once more. A raw one may have grown within its last piece.
+fn repeats(line: &Line, new: &[Segment]) -> bool {
+    let last = |segments: &[Segment]| segments.last().map(|segment| segment.hash);
+    line.segments.len() == new.len()
+        && common(&line.segments, new) == new.len()
+        && last(&line.segments) == last(new)
 }
 
 /// Whether a prompt leaves a line in the parameters that come before everything else.
@@ -158,7 +166,7 @@ pub(super) fn against(
     let resend = learned.get(line.called);
     let expected = match (counted, line.counts) {
         (Some(counted), counts) => by_tokens(line, counted, counts, whole == Some(true) && grew, resend),
-        (None, Some(counts)) if grew && shared == new.len() => of_repetition(counts.prompt),
+        (None, Some(counts)) if grew && repeats(line, new) => of_repetition(counts.prompt),
         (None, Some(counts)) if grew => {
             let raw = arriving.outline.dialect == Dialect::Completions;
             let expected = after(counts, resend, raw, otherwise(line, arriving.outline));

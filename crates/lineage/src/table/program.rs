@@ -7,7 +7,7 @@ use tandem_types::Time;
 use super::Ticket;
 use crate::evidence::{Before, Resends};
 use crate::limits::MARKS_MAX;
-use crate::outline::{Outline, Segment, bytes};
+use crate::outline::{Outline, Segment, SegmentKind, bytes};
 use crate::said::Said;
 
 /// Where an earlier prompt of a line ended.
@@ -64,7 +64,10 @@ impl Line {
 
     /// The marks of a line that has the first `common` segments of this one.
     pub(super) fn marks_within(&self, common: usize) -> Vec<Mark> {
-        let own = self.counts.map(|counts| Mark { segments: self.segments.len(), tokens: counts.prompt });
+        // Where a raw prompt ends within a piece, a longer one has as many.
+        let ends = self.segments.last().is_some_and(|last| last.kind != SegmentKind::RawTail);
+        let own = self.counts.filter(|_| ends);
+        let own = own.map(|counts| Mark { segments: self.segments.len(), tokens: counts.prompt });
         let within = self.marks.iter().copied().chain(own).filter(|mark| mark.segments <= common);
         let mut marks: Vec<Mark> = within.collect();
         let surplus = marks.len().saturating_sub(MARKS_MAX);

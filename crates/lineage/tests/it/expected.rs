@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tandem_lineage::{Arrival, Basis, Cause, Expected, Lineage, LineageConfig, Outline, Position, Relation};
 use tandem_types::{Dialect, EngineKind, Harness, ProgramKey, Time};
 
@@ -417,4 +417,32 @@ fn an_answer_that_reads_otherwise_now_is_bounded_by_what_both_begin_with() {
         let tokens = if high == 260 { (260, Basis::PromptAndAnswer) } else { (200, Basis::Prompt) };
         assert_eq!(told(next), tokens, "{said}");
     }
+}
+
+/// Texts of 600 and 650 bytes are both two whole pieces of 256 and a rest.
+#[test]
+fn a_raw_prompt_that_grows_within_its_last_piece_is_no_repetition() {
+    let mut session = Session::new();
+    let mut ask = |text: &str, at: u64| {
+        let outline = read(Dialect::Completions, &json!({"prompt": text}));
+        let arrival = session.lineage.arrived(&session.program, &arriving(&outline), Time(at));
+        Answer::new(text.len() as u64 / 4, 20, Some(0)).end(&mut session.lineage, &arrival, Time(at));
+        arrival
+    };
+    let text = "abcdefgh".repeat(100);
+    ask(&text[..600], 1);
+    let grown = ask(&text[..650], 2);
+    assert_eq!(grown.relation, Relation::Appends);
+    let (low, high) = bounds(grown.expected);
+    assert!(
+        low < 150 && high == Some(169),
+        "its end may be other tokens; the answer, too, may lie there: {low}"
+    );
+    let again = ask(&text[..650], 3);
+    assert_eq!((again.relation, told(again.expected)), (Relation::Repeat, expected(161, Basis::Prompt)));
+    // One that ends where its second piece does is not the first prompt, nor is its length known.
+    let shorter = ask(&text[..512], 4);
+    assert_ne!(shorter.relation, Relation::Repeat);
+    assert_eq!(bounds(shorter.expected).1, None, "{:?}", shorter.expected);
+    assert!(shorter.expected.tokens <= 128, "{:?}", shorter.expected);
 }
