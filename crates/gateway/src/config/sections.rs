@@ -311,7 +311,7 @@ pub struct State {
     /// The directory, of this gateway alone; made if need be. Unset: sessions are forgotten with the process. No
     /// content is kept: ids, addresses of engines, hashes, lengths and counts.
     pub dir: Option<String>,
-    /// Most bytes of what is kept; the longest idle sessions leave first. The file takes up to about twice as much.
+    /// Most bytes of what is kept; the longest idle sessions leave first. The file may be two and a half times as large.
     pub max_size: Size,
 }
 
