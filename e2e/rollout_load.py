@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import json
 import random
+import re
 import time
 import urllib.parse
 import urllib.request
@@ -34,6 +35,8 @@ class Load:
     headers: tuple = ()
     model: str = "tiny"
     deadline: float = 900.0
+    # All begin within so many seconds.
+    ramp: float = 0.0
     seed: int = 1
 
     def turn_counts(self):
@@ -46,6 +49,10 @@ WORDS = ("all and any are arg but can cls com con ctx cur def doc end exp for ge
          "pre pro res see set str sup sys tag the try url use").split()
 
 
+# The first words of a streamed answer.
+WORDS_CAME = re.compile(rb'"content":\s*"[^"]')
+
+
 def text(draw, length):
     """That many characters, four to a word."""
     return "".join(f" {word}" for word in draw.choices(WORDS, k=length // 4))
@@ -55,6 +62,8 @@ def text(draw, length):
 class Seen:
     """What the clients saw."""
     waits: list = dataclasses.field(default_factory=list)
+    # Times to the first words of an answer, of streams.
+    firsts: list = dataclasses.field(default_factory=list)
     statuses: dict = dataclasses.field(default_factory=dict)
     ends: dict = dataclasses.field(default_factory=dict)
     output_tokens: int = 0
@@ -71,6 +80,7 @@ class Connection:
 
     def __init__(self, host, port):
         self.host, self.port, self.reader, self.writer = host, port, None, None
+        self.first = None
 
     async def call(self, path, headers, body):
         """(status, headers, body). An answer cut short is an error; a connection that was closed while idle is not."""
@@ -79,6 +89,7 @@ class Connection:
         if self.writer is None or self.reader.at_eof() or self.writer.is_closing():
             self.close()
             self.reader, self.writer = await asyncio.open_connection(self.host, self.port, limit=1 << 22)
+        self.first = None
         self.writer.write(head.encode() + body)
         return await self._answer()
 
@@ -103,6 +114,8 @@ class Connection:
             data = await self.reader.readexactly(size + 2)
             if size == 0:
                 return
+            if self.first is None and WORDS_CAME.search(data):
+                self.first = time.monotonic()
             yield data[:-2]
 
     def close(self):
@@ -141,6 +154,9 @@ async def rollout(load, base, number, seen, start):
     group = number // load.group
     messages = [{"role": "system", "content": text(random.Random(load.seed), load.system)},
                 {"role": "user", "content": text(random.Random(f"{load.seed}-g{group}"), load.task)}]
+    if load.ramp:
+        # Of its own, so that sessions are the same with and without.
+        await asyncio.sleep(random.Random(f"{load.seed}-{number}-ramp").uniform(0, load.ramp))
     target = urllib.parse.urlsplit(base)
     connection = Connection(target.hostname, target.port)
     try:
@@ -176,6 +192,8 @@ async def take_turn(load, connection, number, group, messages, final, seen):
         if status == 200:
             words, usage = read_answer(answer, load.stream)
             seen.waits.append(time.monotonic() - sent)
+            if connection.first is not None:
+                seen.firsts.append(connection.first - sent)
             seen.output_tokens += usage["completion_tokens"]
             seen.prompt_tokens += usage["prompt_tokens"]
             seen.cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -24,7 +24,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "e2e"))
-from lib import HOST, Process, free_port, get, isolate, series, until  # noqa: E402
+from lib import HOST, Process, free_port, get, isolate, until  # noqa: E402
 from rollout_load import Load, part, play  # noqa: E402
 
 BLOCK = 16
@@ -65,8 +65,10 @@ class Course:
         self.run("gateway", [self.options.tandem, "serve", "--policy", "kv", "--host", HOST, "--port", self.port,
                              "--admin-port", 0, "--prometheus-port", metrics, "--log-level", "warn", "--seed", self.seed,
                              *more, "--worker-urls", *urls])
-        exact = lambda: series(get(f"http://{HOST}:{metrics}/metrics").decode(), "tandem_kv_workers") >= len(urls)
-        until("the gateway", lambda: get(f"{self.url}/readiness") and exact(), 60)
+        until("the gateway", lambda: get(f"{self.url}/readiness"), 60)
+        told = lambda: get(f"http://{HOST}:{metrics}/metrics").decode().splitlines()
+        exact = lambda: sum(float(line.split()[-1]) for line in told() if line.startswith("tandem_kv_workers{knowledge=\"exact\""))
+        until("the engines' cache events", lambda: exact() >= len(urls), 60)
         return FINAL
 
     def router(self, name, *more):
