@@ -159,6 +159,11 @@ impl Rooms {
         &self.ids
     }
 
+    /// How many workers are ready, at least 1.
+    pub(crate) fn workers(&self) -> f64 {
+        u32::try_from(self.ready.max(1)).map_or(f64::MAX, f64::from)
+    }
+
     pub(crate) fn gauge(&self, id: WorkerId) -> Option<&Gauge> {
         self.gauges.get(self.find(id)?)
     }

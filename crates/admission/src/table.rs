@@ -24,7 +24,7 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use tandem_types::{EngineId, GroupId, ProgramKey, TenantId, Time, TurnId, WorkerId};
 
-use crate::contract::{Arrival, Capacity, Stats};
+use crate::contract::{Arrival, Capacity, End, Stats};
 use crate::kin::Kin;
 use crate::lies::Lies;
 
@@ -150,6 +150,13 @@ impl Turn {
     /// Since when its program had no live turn when it came.
     pub(crate) const fn away_since(&self) -> Option<Time> {
         self.before.idle_since
+    }
+
+    /// Tokens of its prompt that its program had computed before, and what of its prompt was found computed when it ran
+    /// as far as that is known.
+    pub(crate) fn computed_before(&self, end: &End) -> (u64, Option<u64>) {
+        let found = end.usage.and_then(|usage| usage.cached_tokens).or(self.told);
+        (self.before.tokens.min(self.prompt), found)
     }
 }
 

@@ -4,12 +4,13 @@
 //! - Working set of a worker: tokens of running turns and what they are expected to grow by, tokens of idle programs times
 //!   the probability that they return within the horizon, and heads that several programs share, once.
 //! - Horizon: keeping a context for that long takes as much of the worker as computing it again. With a prefill rate r
-//!   and a pool of C tokens that is C / r, r being that of the context's length, times [`TandemConfig::patience`]: memory
-//!   is worth less than time, since the last programs let in add less output than the first. Rates are learned.
+//!   and a pool of C tokens that is C / r, r being that of the context's length, times a price that follows how much is
+//!   computed again (`price`): memory is worth less than time, the more so the more time there is. Rates are learned.
 //! - A turn of a program that has a place goes home unless running turns alone fill the pool; idle programs then lose their
 //!   places until all fits again with something to spare, the smallest first: they have most of their growth before them,
 //!   so that the same room stays free for longer. Word that its cache does not lie at home any more is believed once the
-//!   engine's count of its last turn has said the same, for events of caches can be lost.
+//!   engine's count of its last turn has said the same, for events of caches can be lost; and of no program while engines
+//!   keep finding what they were said not to have.
 //! - Any other turn waits for room below [`TandemConfig::admit`]; idle programs that are less likely to return than not give
 //!   way to it.
 //! - Placement: home while its cache lies there and it fits; else where most room is left, a prompt's missing tokens
@@ -37,23 +38,23 @@
 
 mod config;
 mod fits;
+mod learned;
+mod price;
 mod queue;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tandem_types::{Time, TurnId, WorkerId};
 
 use crate::contract::{Action, Arrival, Capacity, End, Event, Grant, HoldReason, Placement, Stats};
-use crate::gap::GapModel;
-use crate::rate::{ByLength, PrefillRate};
 use crate::rooms::{Rooms, Weighed, float};
-use crate::table::{Idler, Left, Program, Rules, Slot, Table, Turn};
+use crate::table::{Left, Program, Rules, Slot, Table, Turn};
 use crate::{AdmissionConfig, AdmissionPolicy};
 
 pub use config::TandemConfig;
 
 use fits::{Fit, smallest};
+use learned::{Kind, Learned};
 
 /// While a turn fills its home, or a newcomer any worker, to no more than this, where it goes is not a question of memory,
 /// and routing decides: below three quarters of the pools no gate gains anything (independent hardware campaign,
@@ -68,20 +69,6 @@ const FRESH: Duration = Duration::from_millis(250);
 /// 5 % counted singly took 9 % of output.
 const COST: f64 = 2.0;
 
-/// Medians and spreads of pauses that are believed before any were seen: tools, subagents (a dozen turns), people.
-const TOOLS: (f64, f64) = (6.0, 1.5);
-const SUBAGENTS: (f64, f64) = (90.0, 1.0);
-const PEOPLE: (f64, f64) = (120.0, 1.6);
-
-/// What programs' pauses depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind {
-    subagent: bool,
-    /// It waits for subagents that it spawned.
-    spawned: bool,
-    tools: bool,
-}
-
 /// Fleets of up to so many workers have all old weighings renewed when they are compared; in larger ones a few are
 /// renewed each time, so that no single comparison pays for all.
 const RENEWED_AT_ONCE: usize = 32;
@@ -93,10 +80,7 @@ const RENEWED_EACH: usize = 2;
 pub(crate) struct Tandem {
     config: TandemConfig,
     table: Table,
-    gaps: BTreeMap<Kind, GapModel>,
-    rate: PrefillRate,
-    /// Mean length of answers, in tokens.
-    answer: f64,
+    learned: Learned,
     rooms: Rooms,
     /// Workers whose idle programs are to be weighed before they are compared.
     unweighed: Vec<WorkerId>,
@@ -110,26 +94,13 @@ pub(crate) struct Tandem {
 
 impl Tandem {
     pub(crate) fn new(config: &AdmissionConfig) -> Self {
-        let both = [false, true];
-        let kinds = both.into_iter().flat_map(|subagent| both.map(|spawned| (subagent, spawned)));
-        let kinds = kinds.flat_map(|(subagent, spawned)| both.map(|tools| Kind { subagent, spawned, tools }));
-        let gaps = kinds.map(|kind| {
-            let (median, sigma) = match kind {
-                Kind { spawned: true, .. } => SUBAGENTS,
-                Kind { tools: true, .. } => TOOLS,
-                Kind { tools: false, .. } => PEOPLE,
-            };
-            (kind, GapModel::new(median, sigma))
-        });
         Self {
             table: Table::new(
                 config.programs_max,
                 config.program_idle_ttl,
                 Rules { heads_count_once: true, kin_ranks: true, lists: true },
             ),
-            gaps: gaps.collect(),
-            rate: PrefillRate::new(config.tandem.prefill_tokens_per_s),
-            answer: 0.0,
+            learned: Learned::new(&config.tandem),
             rooms: Rooms::new(config.tandem.limits()),
             unweighed: Vec::new(),
             dear: None,
@@ -138,33 +109,6 @@ impl Tandem {
             next_look: None,
             config: config.tandem.clone(),
         }
-    }
-
-    /// How likely an idle program returns before keeping it has cost more than computing it again; `horizons` = how long
-    /// that takes, in seconds.
-    fn weight(&self, now: Time, idler: &Idler, horizons: &ByLength) -> f64 {
-        // Who waits for a subagent that waits itself does not come back before it.
-        if idler.children.1 > 0 {
-            return 0.0;
-        }
-        let kind = Kind { subagent: idler.subagent, spawned: idler.children.0 > 0, tools: idler.tools };
-        let Some(gaps) = self.gaps.get(&kind) else { return 1.0 };
-        let away = idler.since.map_or(Duration::ZERO, |since| now.since(since));
-        gaps.returns_within_s(self.believed(away), horizons.at(idler.tokens))
-    }
-
-    /// How long keeping the context of a program is worth it at a worker, in seconds.
-    fn horizons(&self, resident: u64) -> ByLength {
-        self.rate.each(|tokens_per_s| {
-            let even = float(resident) / tokens_per_s;
-            self.believed(Duration::from_secs_f64((even * self.config.patience).clamp(0.0, 86_400.0)))
-        })
-    }
-
-    /// A time as programs are believed to take it, in seconds.
-    fn believed(&self, time: Duration) -> f64 {
-        let factor = self.config.gap_factor;
-        if factor.total_cmp(&1.0).is_eq() { time.as_secs_f64() } else { time.div_f64(factor).as_secs_f64() }
     }
 
     /// Takes over what changed at workers.
@@ -183,9 +127,9 @@ impl Tandem {
         if room.weighed.is_none_or(|at| now.since(at) >= FRESH)
             && let Some(worker) = self.table.worker(room.id)
         {
-            let horizons = self.horizons(room.capacity.map_or(0, |capacity| capacity.resident));
+            let horizons = self.learned.horizons(room.capacity.map_or(0, |capacity| capacity.resident));
             let programs = worker.idle.iter().map(|idler| Weighed {
-                weight: self.weight(now, idler, &horizons),
+                weight: self.learned.weight(now, idler, &horizons),
                 tokens: idler.charge,
                 slot: idler.slot,
                 served: idler.served >= self.config.turns_at_least,
@@ -235,7 +179,7 @@ impl Tandem {
             return Ok(Fit::free(Placement::Any));
         }
         let (active, ran, context) = (program.active, program.ran, program.tokens.min(turn.prompt));
-        let trusted = active && !program.cold;
+        let trusted = active && !program.cold || !self.learned.believes();
         let home = program.home.filter(|home| self.table.is_ready(*home));
         let at_home =
             home.filter(|home| trusted || turn.lies.at(*home).is_none_or(|tokens| tokens * 2 >= context));
@@ -271,7 +215,7 @@ impl Tandem {
         // Waiting for home pays no longer than computing everything elsewhere takes.
         let missing = turn.prompt.saturating_sub(lies.unwrap_or(0));
         let spared = at_home.map_or(0, |home| turn.lies.at(home).unwrap_or(context).min(missing));
-        if spared > 0 && now.since(turn.arrived).as_secs_f64() < self.rate.seconds(spared) {
+        if spared > 0 && now.since(turn.arrived).as_secs_f64() < self.learned.rate.seconds(spared) {
             return Err(held);
         }
         Ok(fit)
@@ -353,7 +297,7 @@ impl Tandem {
         let home = slot.and_then(|slot| self.table.program(slot)?.home);
         self.touched(home);
         self.touched(self.parents_home(slot));
-        self.learn_gap(now, id);
+        self.back(now, id);
         let reserved = self.reserved(now, id);
         let placed = if self.is_early(id) { Err(HoldReason::Behind) } else { self.place(now, id, reserved) };
         match placed {
@@ -378,22 +322,17 @@ impl Tandem {
         self.table.parent(slot?).and_then(|parent| parent.home)
     }
 
-    fn learn_gap(&mut self, now: Time, id: TurnId) {
+    /// A program is back with a turn.
+    fn back(&mut self, now: Time, id: TurnId) {
         let Some(turn) = self.table.turn(id) else { return };
-        let since = turn.away_since();
-        let Some(kind) = self.table.program(turn.slot).map(kind) else {
-            return;
-        };
-        if let (Some(since), Some(gaps)) = (since, self.gaps.get_mut(&kind)) {
-            gaps.returned(now.since(since));
+        if let (Some(since), Some(program)) = (turn.away_since(), self.table.program(turn.slot)) {
+            self.learned.returned(Kind::of(program), now.since(since));
         }
     }
 
     fn ended(&mut self, now: Time, id: TurnId, end: &End, out: &mut Vec<Action>) {
-        self.learn_rate(id, end);
-        if let Some(usage) = end.usage {
-            let output = float(usage.output_tokens.min(1 << 20));
-            self.answer += (output - self.answer) * if self.answer > 0.0 { 0.02 } else { 1.0 };
+        if let Some(turn) = self.table.turn(id) {
+            self.learned.ended(now, turn, end, self.rooms.workers());
         }
         let home = self.table.turn(id).and_then(|turn| self.table.program(turn.slot)?.home);
         let idle = self.table.end(now, id, end);
@@ -407,28 +346,14 @@ impl Tandem {
         }
     }
 
-    /// How fast a prompt was computed that is there now. What of it was cached is known for sure only from the engine: a
-    /// cache that is not known of would make the worker look fast beyond measure.
-    fn learn_rate(&mut self, id: TurnId, end: &End) {
-        let Some(turn) = self.table.turn(id) else { return };
-        let Some(took) = turn.first_after else { return };
-        let cached = end.usage.and_then(|usage| usage.cached_tokens).or(turn.told);
-        // Only where most was missing: what comes behind a long prefix takes longer for each token.
-        if let Some(cached) = cached.filter(|cached| cached.saturating_mul(2) <= turn.prompt) {
-            self.rate.sample(turn.prompt - cached, took);
-        }
-    }
-
     fn expire(&mut self, now: Time) {
         let mut gone = Vec::new();
         self.table.expire(now, |table, program| {
             let parent = program.parent.as_ref().and_then(|key| table.by_key(key));
-            gone.push((kind(program), parent.and_then(|parent| parent.home)));
+            gone.push((Kind::of(program), parent.and_then(|parent| parent.home)));
         });
         for (kind, parents_home) in gone {
-            if let Some(gaps) = self.gaps.get_mut(&kind) {
-                gaps.never();
-            }
+            self.learned.never(kind);
             self.touched(parents_home);
         }
     }
@@ -485,16 +410,13 @@ impl Tandem {
     }
 }
 
-const fn kind(program: &Program) -> Kind {
-    Kind { subagent: program.parent.is_some(), spawned: program.children.0 > 0, tools: program.tools }
-}
-
 impl AdmissionPolicy for Tandem {
     fn name(&self) -> &'static str {
         "tandem"
     }
 
     fn on(&mut self, now: Time, event: &Event<'_>, out: &mut Vec<Action>) {
+        self.learned.follow(now);
         self.on_time(now, out);
         self.take_in(now, event, out);
         self.tell_left(out);

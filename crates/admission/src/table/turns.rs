@@ -77,8 +77,7 @@ impl Table {
         let known = end.usage.map(|usage| usage.input_tokens.saturating_add(usage.output_tokens));
         let tokens = known.unwrap_or_else(|| turn.prompt.saturating_add(turn.generated)).min(TOKENS_MAX);
         let slot = turn.slot;
-        let found = end.usage.and_then(|usage| usage.cached_tokens).or(turn.told);
-        let expected = turn.before.tokens.min(turn.prompt);
+        let (expected, found) = turn.computed_before(end);
         let cold = turn.before.active && found.is_some_and(|found| found.saturating_mul(2) < expected);
         if let Some(program) = self.program_mut(slot) {
             program.cold = cold;

@@ -24,8 +24,11 @@ pub struct TandemConfig {
     pub pause_to: f64,
     /// An idle program gives way to a waiting turn when it is less likely than this to return within the horizon.
     pub give_way: f64,
-    /// Idle programs are kept for so many times the break-even horizon.
+    /// Idle programs are kept for so many times the break-even horizon, at first.
     pub patience: f64,
+    /// While more than this part of workers' time goes into computing prompts again, idle programs are kept for longer, and
+    /// fewer are let in; while less does, the other way round. 0 leaves it at `patience`.
+    pub reprefill_target: f64,
     /// Programs are believed to stay away so many times as long as they are seen to: 1 but to try what a wrong belief
     /// costs.
     pub gap_factor: f64,
@@ -53,6 +56,7 @@ impl Default for TandemConfig {
             pause_to: 0.92,
             give_way: 0.5,
             patience: 1.5,
+            reprefill_target: 0.25,
             gap_factor: 1.0,
             running_max: 2.0,
             prefill_tokens_per_s: 20_000.0,
@@ -96,6 +100,10 @@ impl TandemConfig {
         nonsense((0.0..=1.0).contains(&self.give_way), "tandem.give_way must be from 0 to 1")?;
         nonsense(part(self.prefill_tokens_per_s), "tandem.prefill_tokens_per_s must be above 0")?;
         nonsense(part(self.patience), "tandem.patience must be above 0")?;
+        nonsense(
+            (0.0..=1.0).contains(&self.reprefill_target),
+            "tandem.reprefill_target must be from 0 to 1",
+        )?;
         nonsense(part(self.gap_factor), "tandem.gap_factor must be above 0")?;
         nonsense(self.shares.values().all(|share| part(*share)), "tandem.shares must be above 0")?;
         nonsense((0.0..=1.0).contains(&self.reprefill_share), "tandem.reprefill_share must be from 0 to 1")

@@ -48,7 +48,7 @@ impl Fit {
 
 impl Tandem {
     pub(super) fn need(&self, ask: Ask, at: WorkerId, lies: Option<u64>) -> f64 {
-        float(ask.need(at, lies)) + self.answer
+        float(ask.need(at, lies)) + self.learned.answer
     }
 
     /// What a turn may need at most to fit at a worker, were all who may give way to do so.
@@ -60,7 +60,7 @@ impl Tandem {
 
     /// Tokens that running turns will take, their growth and shared heads included.
     fn running(&self, gauge: &Gauge) -> f64 {
-        gauge.tokens + gauge.running * self.answer / 2.0
+        gauge.tokens + gauge.running * self.learned.answer / 2.0
     }
 
     pub(super) fn used(&self, gauge: &Gauge) -> f64 {
@@ -201,8 +201,9 @@ impl Tandem {
         }
         // Sums are taken in another order than where it counts.
         const ROUNDING: f64 = 1.0;
-        let fits =
-            |lies: u64, free: f64| float(turn.prompt.saturating_sub(lies)) + self.answer <= free + ROUNDING;
+        let fits = |lies: u64, free: f64| {
+            float(turn.prompt.saturating_sub(lies)) + self.learned.answer <= free + ROUNDING
+        };
         let deepest = turn.lies.deepest.into_iter().flatten().filter(|(at, _)| Some(*at) != reserved);
         let mut rooms =
             deepest.filter_map(|(at, lies)| Some((lies, self.rooms.gauge(at).filter(|gauge| gauge.ready)?)));
@@ -220,7 +221,7 @@ impl Tandem {
         for ((gauge, room), &(need, _)) in gauges.filter(|((gauge, _), _)| gauge.ready && gauge.told) {
             let lacks = self.used(gauge) + need - gauge.admits;
             if self.may_run(gauge, need) && gauge.served >= lacks {
-                could.push((lacks.max(0.0) / self.rate.fastest() * COST, lacks, room));
+                could.push((lacks.max(0.0) / self.learned.rate.fastest() * COST, lacks, room));
             }
         }
         could.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.2.id.cmp(&b.2.id)));
@@ -233,7 +234,7 @@ impl Tandem {
             let victims = fewest(room.list.iter().filter(|idle| idle.served), &mut left);
             let lost = |slot: &Slot| {
                 let found = room.list.iter().find(|idle| idle.slot == *slot);
-                found.map_or(0.0, |idle| idle.weight * self.rate.seconds(idle.tokens))
+                found.map_or(0.0, |idle| idle.weight * self.learned.rate.seconds(idle.tokens))
             };
             let cost = victims.iter().map(lost).sum::<f64>() * COST;
             let better = |(least, at, _): &(f64, WorkerId, Vec<Slot>)| (cost, room.id) < (*least, *at);

@@ -5,6 +5,7 @@
 mod article;
 mod defects;
 mod kin;
+mod learning;
 mod random;
 mod support;
 mod tandem;

@@ -60,8 +60,11 @@ pub struct TandemGate {
     pub overdue: Span,
     /// Part of workers' time that may go into computing again what overdue turns made others lose.
     pub reprefill_share: f64,
-    /// Idle sessions are kept for so many times the time after which computing them again would have been cheaper.
+    /// Idle sessions are kept, at first, for so many times the time after which computing them again would have been cheaper.
     pub patience: f64,
+    /// While more than this part of workers' time goes into computing prompts again, idle sessions are kept for longer and
+    /// fewer are let in; while less does, the other way round. 0 leaves it at `patience`.
+    pub reprefill_target: f64,
     /// Turns that a session runs before an overdue one may take its place.
     pub turns_at_least: u64,
     /// Tokens of a prompt that a worker computes in a second, until turns have told.
@@ -83,6 +86,7 @@ impl Default for TandemGate {
             overdue: Span(default.overdue),
             reprefill_share: default.reprefill_share,
             patience: default.patience,
+            reprefill_target: default.reprefill_target,
             turns_at_least: default.turns_at_least,
             prefill_tokens_per_s: default.prefill_tokens_per_s,
             shares: default.shares,
@@ -165,6 +169,7 @@ impl Admission {
                 overdue: tandem.overdue.0,
                 reprefill_share: tandem.reprefill_share,
                 patience: tandem.patience,
+                reprefill_target: tandem.reprefill_target,
                 turns_at_least: tandem.turns_at_least,
                 prefill_tokens_per_s: tandem.prefill_tokens_per_s,
                 shares: tandem.shares.clone(),

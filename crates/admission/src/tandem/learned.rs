@@ -1,0 +1,157 @@
+//! What is learned from turns: how long programs stay away, how fast prompts are computed, how long answers are, what
+//! memory is worth, and whether word of caches can be believed.
+//!
+//! - Deliberately absent: decisions.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tandem_types::{Time, Usage};
+
+use super::TandemConfig;
+use super::price::Price;
+use crate::contract::End;
+use crate::gap::GapModel;
+use crate::rate::{ByLength, PrefillRate};
+use crate::rooms::float;
+use crate::table::{Idler, Program, Turn};
+
+/// Medians and spreads of pauses that are believed before any were seen: tools, subagents (a dozen turns), people.
+const TOOLS: (f64, f64) = (6.0, 1.5);
+const SUBAGENTS: (f64, f64) = (90.0, 1.0);
+const PEOPLE: (f64, f64) = (120.0, 1.6);
+/// What a turn weighs in the mean length of answers.
+const ANSWER: f64 = 0.02;
+/// And in how often caches are found that were not told of.
+const UNTOLD: f64 = 0.01;
+/// More seldom than this that is chance: what others computed while a turn was on its way.
+const UNTOLD_MOST: f64 = 0.05;
+
+/// What programs' pauses depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Kind {
+    subagent: bool,
+    /// It waits for subagents that it spawned.
+    spawned: bool,
+    tools: bool,
+}
+
+impl Kind {
+    pub(super) const fn of(program: &Program) -> Self {
+        Self { subagent: program.parent.is_some(), spawned: program.children.0 > 0, tools: program.tools }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Learned {
+    gaps: BTreeMap<Kind, GapModel>,
+    /// Programs are believed to stay away so many times as long.
+    gap_factor: f64,
+    pub(super) rate: PrefillRate,
+    price: Price,
+    /// Mean length of answers, in tokens.
+    pub(super) answer: f64,
+    /// Part of turns that found much more of their prompt computed than was told before.
+    untold: f64,
+}
+
+impl Learned {
+    pub(super) fn new(config: &TandemConfig) -> Self {
+        let both = [false, true];
+        let kinds = both.into_iter().flat_map(|subagent| both.map(|spawned| (subagent, spawned)));
+        let kinds = kinds.flat_map(|(subagent, spawned)| both.map(|tools| Kind { subagent, spawned, tools }));
+        let gaps = kinds.map(|kind| {
+            let (median, sigma) = match kind {
+                Kind { spawned: true, .. } => SUBAGENTS,
+                Kind { tools: true, .. } => TOOLS,
+                Kind { tools: false, .. } => PEOPLE,
+            };
+            (kind, GapModel::new(median, sigma))
+        });
+        Self {
+            gaps: gaps.collect(),
+            gap_factor: config.gap_factor,
+            rate: PrefillRate::new(config.prefill_tokens_per_s),
+            price: Price::new(config.patience, config.reprefill_target),
+            answer: 0.0,
+            untold: 0.0,
+        }
+    }
+
+    /// How likely an idle program returns before keeping it has cost more than computing it again; `horizons` = how long
+    /// that takes, in seconds.
+    pub(super) fn weight(&self, now: Time, idler: &Idler, horizons: &ByLength) -> f64 {
+        // Who waits for a subagent that waits itself does not come back before it.
+        if idler.children.1 > 0 {
+            return 0.0;
+        }
+        let kind = Kind { subagent: idler.subagent, spawned: idler.children.0 > 0, tools: idler.tools };
+        let Some(gaps) = self.gaps.get(&kind) else { return 1.0 };
+        let away = idler.since.map_or(Duration::ZERO, |since| now.since(since));
+        gaps.returns_within_s(self.believed(away), horizons.at(idler.tokens))
+    }
+
+    /// How long keeping the context of a program is worth it at a worker that holds so many tokens, in seconds.
+    pub(super) fn horizons(&self, resident: u64) -> ByLength {
+        self.rate.each(|tokens_per_s| {
+            let even = float(resident) / tokens_per_s;
+            self.believed(Duration::from_secs_f64((even * self.price.factor()).clamp(0.0, 86_400.0)))
+        })
+    }
+
+    /// A time as programs are believed to take it, in seconds.
+    fn believed(&self, time: Duration) -> f64 {
+        let factor = self.gap_factor;
+        if factor.total_cmp(&1.0).is_eq() { time.as_secs_f64() } else { time.div_f64(factor).as_secs_f64() }
+    }
+
+    /// Whether what is told of a cache can be believed when it says that little is there.
+    pub(super) fn believes(&self) -> bool {
+        self.untold <= UNTOLD_MOST
+    }
+
+    /// A program came back.
+    pub(super) fn returned(&mut self, kind: Kind, after: Duration) {
+        if let Some(gaps) = self.gaps.get_mut(&kind) {
+            gaps.returned(after);
+        }
+    }
+
+    /// A program never came back.
+    pub(super) fn never(&mut self, kind: Kind) {
+        if let Some(gaps) = self.gaps.get_mut(&kind) {
+            gaps.never();
+        }
+    }
+
+    /// A turn ended on one of so many workers.
+    pub(super) fn ended(&mut self, now: Time, turn: &Turn, end: &End, workers: f64) {
+        if let Some(usage) = end.usage {
+            self.used(turn, usage);
+        }
+        let (before, cached) = turn.computed_before(end);
+        let (Some(cached), Some(took)) = (cached, turn.first_after) else { return };
+        let again = float(before.saturating_sub(cached)) / self.rate.tokens_per_s(turn.prompt);
+        self.price.computed_again(now, again / workers);
+        // How fast a prompt was computed that is there now, only where most was missing: what comes behind a long prefix
+        // takes longer for each token. What was cached is known for sure only from the engine: a cache that is not known
+        // of would make the worker look fast beyond measure.
+        if cached.saturating_mul(2) <= turn.prompt {
+            self.rate.sample(turn.prompt - cached, took);
+        }
+    }
+
+    fn used(&mut self, turn: &Turn, usage: Usage) {
+        let output = float(usage.output_tokens.min(1 << 20));
+        self.answer += (output - self.answer) * if self.answer > 0.0 { ANSWER } else { 1.0 };
+        if let (Some(cached), Some(told)) = (usage.cached_tokens, turn.told) {
+            let untold = f64::from(u8::from(told < cached / 2));
+            self.untold += (untold - self.untold) * UNTOLD;
+        }
+    }
+
+    /// Lets time pass.
+    pub(super) fn follow(&mut self, now: Time) {
+        self.price.follow(now);
+    }
+}
