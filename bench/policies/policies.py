@@ -144,7 +144,7 @@ def setups(loads):
             *(loads.openhands(ws, *minimax) for ws in (0.25, 0.5, 0.75)),
         ]),
         "b": ("Claude Code, recorded pauses", [loads.recorded(lanes) for lanes in (150, 200, 256, 400, 512)]),
-        "c": ("Claude Code, pauses cut at 10 s", [loads.capped(ws) for ws in (1, 1.25, 1.5, 2)]),
+        "c": ("Claude Code, pauses cut at 10 s", [loads.capped(ws) for ws in (1, 1.25, 1.5, 2, 3, 4)]),
         "d": ("OpenHands", [loads.openhands(ws, *where) for where in (glm, minimax, bf16) for ws in (0.7, 1.1, 1.5, 2)]),
         "e": ("Rollouts", [loads.rollout(lanes) for lanes in (64, 128, 256, 384, 512)]),
         "f": ("Bounded waiting", [loads.capped(ws, variants=bounded) for ws in (1.3, 2)]),
