@@ -133,7 +133,7 @@ class Gateway:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port, self.admin_port, self.metrics_port = free_port(), free_port(), free_port()
         self.url, self.admin = f"http://{HOST}:{self.port}", f"http://{HOST}:{self.admin_port}"
-        self.starts = 0
+        self.starts, self.process = 0, None
 
     def start(self):
         self.starts += 1
@@ -153,6 +153,9 @@ class Gateway:
         until("an empty queue", lambda: b"\ntandem_state_queue 0\n" in get(f"http://{HOST}:{self.metrics_port}/metrics"), 60)
 
     def crash(self):
+        # Nothing runs where a test failed before the first start.
+        if self.process is None:
+            return
         self.process.proc.send_signal(signal.SIGKILL)
         self.process.proc.wait()
 
