@@ -6,24 +6,30 @@ use tandem_types::WorkerId;
 
 /// Tokens by worker.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Homes(Vec<(WorkerId, u64)>);
+pub(crate) struct Homes {
+    workers: Vec<WorkerId>,
+    tokens: Vec<u64>,
+}
 
 impl Homes {
     fn place(&self, worker: WorkerId) -> Result<usize, usize> {
-        self.0.binary_search_by_key(&worker, |(home, _)| *home)
+        self.workers.binary_search(&worker)
     }
 
     /// Tokens at a worker.
     pub(crate) fn at(&self, worker: WorkerId) -> u64 {
-        self.place(worker).ok().and_then(|at| self.0.get(at)).map_or(0, |(_, tokens)| *tokens)
+        self.place(worker).ok().and_then(|at| self.tokens.get(at)).copied().unwrap_or(0)
     }
 
     /// So many more are there.
     pub(crate) fn add(&mut self, worker: WorkerId, more: u64) {
-        match self.place(worker).map(|at| self.0.get_mut(at)) {
-            Ok(Some((_, tokens))) => *tokens = tokens.saturating_add(more),
+        match self.place(worker).map(|at| self.tokens.get_mut(at)) {
+            Ok(Some(tokens)) => *tokens = tokens.saturating_add(more),
             Ok(None) => {}
-            Err(at) if more > 0 => self.0.insert(at, (worker, more)),
+            Err(at) if more > 0 => {
+                self.workers.insert(at, worker);
+                self.tokens.insert(at, more);
+            }
             Err(_) => {}
         }
     }
@@ -31,25 +37,24 @@ impl Homes {
     /// So many fewer are there.
     pub(crate) fn take(&mut self, worker: WorkerId, fewer: u64) {
         let Ok(at) = self.place(worker) else { return };
-        let Some((_, tokens)) = self.0.get_mut(at) else { return };
+        let Some(tokens) = self.tokens.get_mut(at) else { return };
         *tokens = tokens.saturating_sub(fewer);
         if *tokens == 0 {
-            self.0.remove(at);
+            self.workers.remove(at);
+            self.tokens.remove(at);
         }
     }
 
     /// The tokens at each of some workers, asked for in ascending order.
     pub(crate) fn of_each(&self, workers: &[WorkerId], out: &mut Vec<f64>) {
-        let mut homes = self.0.as_slice();
-        for worker in workers {
-            while let [(home, _), rest @ ..] = homes
-                && home < worker
-            {
-                homes = rest;
-            }
-            let tokens = homes.first().filter(|(home, _)| home == worker).map_or(0, |(_, tokens)| *tokens);
-            out.push(float(tokens));
+        if self.workers == workers {
+            return out.extend(self.tokens.iter().copied().map(float));
         }
+        let mut homes = self.workers.iter().zip(&self.tokens).peekable();
+        out.extend(workers.iter().map(|worker| {
+            while homes.next_if(|(home, _)| *home < worker).is_some() {}
+            homes.next_if(|(home, _)| *home == worker).map_or(0.0, |(_, tokens)| float(*tokens))
+        }));
     }
 }
 
@@ -79,12 +84,15 @@ mod tests {
         homes.take(id(9), 3);
         homes.take(id(8), 3);
         homes.take(id(5), 12);
-        assert_eq!(homes.0, [(id(1), 7), (id(5), 18)]);
+        assert_eq!((&*homes.workers, &*homes.tokens), (&[id(1), id(5)][..], &[7, 18][..]));
         assert_eq!([1, 4, 5, 9].map(|engine| homes.at(id(engine))), [7, 0, 18, 0]);
-        let mut each = Vec::new();
-        homes.of_each(&[id(0), id(1), id(4), id(5), id(9)], &mut each);
-        assert!(
-            each.iter().map(|tokens| tokens.to_bits()).eq([0.0_f64, 7.0, 0.0, 18.0, 0.0].map(f64::to_bits))
-        );
+        let each = |engines: &[u32]| {
+            let workers: Vec<WorkerId> = engines.iter().copied().map(id).collect();
+            let mut each = Vec::new();
+            homes.of_each(&workers, &mut each);
+            each.into_iter().map(f64::to_bits).collect::<Vec<_>>()
+        };
+        assert_eq!(each(&[0, 1, 4, 5, 9]), [0.0_f64, 7.0, 0.0, 18.0, 0.0].map(f64::to_bits));
+        assert_eq!(each(&[1, 5]), [7.0_f64, 18.0].map(f64::to_bits));
     }
 }

@@ -61,11 +61,12 @@ pub(super) fn crowd(
     common: f64,
 ) -> Option<Crowd> {
     let own = float(turn.program_tokens?.max(prompt_tokens(turn)));
-    let (mut sum, mut count) = (0.0, 0.0);
-    for &tokens in &candidates.capacity {
-        sum += tokens;
-        count += f64::from(u8::from(tokens > 0.0));
-    }
+    // Four at once: each step waits for the one before. Whole numbers below 2^52 add up to the same in any order.
+    let (fours, rest) = candidates.capacity.as_chunks::<4>();
+    let sums = fours.iter().fold([0.0; 4], |sums, four| std::array::from_fn(|at| sums[at] + four[at]));
+    let sum: f64 = rest.iter().chain(&sums).sum();
+    let told = candidates.capacity.iter().filter(|tokens| **tokens > 0.0).count();
+    let count = float(u64::try_from(told).unwrap_or(u64::MAX));
     let capacity = if count > 0.0 { sum / count } else { 1.0 };
     // A program that is placed for the first time goes where there is room for its life. One whose KV is somewhere,
     // or whose parent's is, leaves that for one prompt's worth at most.

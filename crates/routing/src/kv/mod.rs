@@ -89,14 +89,17 @@ impl Kv {
         let kept = kept(candidates, &prices.all, chosen, turn.home);
         // Most terms are never looked at: they are made for those that the record keeps.
         let rows = kept.iter().filter_map(|place| candidates.row(*place));
-        let terms: Vec<CostTerms> = rows.map(|row| costs.terms(row, fleet)).collect();
+        let mut terms = Vec::with_capacity(kept.len());
+        terms.extend(rows.map(|row| costs.terms(row, fleet)));
         let priced = |place: &usize| Some((*candidates.workers.get(*place)?, *prices.all.get(*place)?));
+        let mut scores = Vec::with_capacity(kept.len());
+        scores.extend(kept.iter().filter_map(priced));
         let worker = *candidates.workers.get(chosen)?;
         let holds = terms.first().is_some_and(CostTerms::holds_any);
         Some(Choice {
             worker,
             reason: reason(turn, fleet, worker, holds),
-            scores: kept.iter().filter_map(priced).collect(),
+            scores,
             terms,
             compared: u32::try_from(candidates.len()).unwrap_or(u32::MAX),
         })
@@ -166,22 +169,32 @@ fn reason(turn: &RouteTurn<'_>, fleet: &dyn Fleet, worker: WorkerId, holds_any: 
     }
 }
 
+/// So many costs are compared at once with what a record keeps.
+const PASSED_OVER: usize = 16;
+
 /// The places of those that a record keeps: the chosen one first, then home, then the others, cheapest first, the lower
 /// id first among equals.
 fn kept(candidates: &Columns, costs: &[f64], chosen: usize, home: Option<WorkerId>) -> Vec<usize> {
     let at_home = home.and_then(|home| candidates.find(home));
-    let mut kept = vec![chosen];
+    let mut kept = Vec::with_capacity(SCORES_MAX);
+    kept.push(chosen);
     kept.extend(at_home.filter(|at| *at != chosen));
     let others = SCORES_MAX - kept.len();
     let mut cheapest: Vec<(f64, usize)> = Vec::with_capacity(others + 1);
     let mut dearest = f64::INFINITY;
-    for (at, &cost) in costs.iter().enumerate() {
-        if cost >= dearest || at == chosen || Some(at) == at_home {
+    // Most of them are no news: several are passed over at once.
+    for (part, costs) in costs.chunks(PASSED_OVER).enumerate() {
+        if least(costs) >= dearest {
             continue;
         }
-        cheapest.insert(cheapest.partition_point(|(other, _)| *other <= cost), (cost, at));
-        cheapest.truncate(others);
-        dearest = cheapest.get(others - 1).map_or(f64::INFINITY, |(cost, _)| *cost);
+        for (at, &cost) in (part * PASSED_OVER..).zip(costs) {
+            if cost >= dearest || at == chosen || Some(at) == at_home {
+                continue;
+            }
+            cheapest.insert(cheapest.partition_point(|(other, _)| *other <= cost), (cost, at));
+            cheapest.truncate(others);
+            dearest = cheapest.get(others - 1).map_or(f64::INFINITY, |(cost, _)| *cost);
+        }
     }
     kept.extend(cheapest.into_iter().map(|(_, at)| at));
     kept
