@@ -66,8 +66,7 @@ impl IdleLease {
     /// Those who may give way at a worker, longest idle first, until enough is free; `None` = they do not suffice.
     fn victims(&self, now: Time, at: WorkerId, lacks: u64, idle_for: Duration) -> Option<Vec<Slot>> {
         let worker = self.table.worker(at)?;
-        let mut idle: Vec<(Time, Slot)> =
-            worker.idle.iter().filter_map(|idler| Some((idler.since?, idler.slot))).collect();
+        let mut idle: Vec<(Time, Slot)> = worker.idle.iter().map(|idler| (idler.since, idler.slot)).collect();
         idle.retain(|(since, _)| now.since(*since) >= idle_for);
         idle.sort_unstable();
         let mut freed = 0;

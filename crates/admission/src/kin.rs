@@ -9,6 +9,7 @@
 //! - Deliberately absent: who may do what. Shares are of room while there is a choice; an idle pool is anybody's.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_types::{GroupId, ProgramKey, TenantId, Time, TurnId};
@@ -30,7 +31,7 @@ pub(crate) struct Kin {
     /// When the last group began. No two begin at once: their turns would mix.
     last_begun: Time,
     /// Of each program named as a parent: programs that it spawned, and their held turns.
-    children: BTreeMap<ProgramKey, (u32, u32)>,
+    children: BTreeMap<Arc<ProgramKey>, (u32, u32)>,
 }
 
 impl Kin {
@@ -39,7 +40,7 @@ impl Kin {
         now: Time,
         tenant: &TenantId,
         group: Option<&GroupId>,
-        parent: Option<&ProgramKey>,
+        parent: Option<&Arc<ProgramKey>>,
     ) {
         self.tenants.entry(tenant.clone()).or_default().programs += 1;
         if let Some(group) = group {
@@ -52,7 +53,7 @@ impl Kin {
             }
         }
         if let Some(parent) = parent {
-            self.children.entry(parent.clone()).or_default().0 += 1;
+            self.children.entry(Arc::clone(parent)).or_default().0 += 1;
         }
     }
 

@@ -2,6 +2,8 @@
 
 use tandem_types::{Holders, PrefixMatch, WorkerId, WorkerSet};
 
+use crate::rooms::float;
+
 /// Prompt tokens at each worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lies {
@@ -60,19 +62,16 @@ impl Lies {
         Some(self.holders.get(worker).map_or(0, |held| self.tokens(held.depths())))
     }
 
-    /// Something that follows from what lies there, of each of some workers, sorted.
-    pub(crate) fn each<N: Copy>(&self, workers: &[WorkerId], note: impl Fn(Option<u64>) -> N) -> Vec<N> {
-        if self.block_size == 0 {
-            return vec![note(None); workers.len()];
-        }
-        let mut notes = vec![note(Some(0)); workers.len()];
+    /// At each of some workers, sorted; 0 where nothing is known.
+    pub(crate) fn each(&self, workers: &[WorkerId]) -> Vec<f64> {
+        let mut each = vec![0.0; workers.len()];
         for alike in self.holders.alike() {
-            alike.note(workers, &mut notes, note(Some(self.tokens(alike.value.depths()))));
+            alike.note(workers, &mut each, float(self.tokens(alike.value.depths())));
         }
         for alike in self.blind.alike() {
-            alike.note(workers, &mut notes, note(None));
+            alike.note(workers, &mut each, 0.0);
         }
-        notes
+        each
     }
 }
 
@@ -106,9 +105,10 @@ mod tests {
         prefix.blind.push(id(7, 0));
         expected.insert(id(7, 0), None);
         let lies = Lies::new(&prefix);
-        for (worker, told) in all.iter().zip(lies.each(&all, |tokens| tokens)) {
+        for (worker, told) in all.iter().zip(lies.each(&all)) {
             let tokens = expected.get(worker).copied().unwrap_or(Some(0));
-            assert_eq!((lies.at(*worker), told), (tokens, tokens), "{worker}");
+            assert_eq!(lies.at(*worker), tokens, "{worker}");
+            assert!(told.total_cmp(&float(tokens.unwrap_or(0))).is_eq(), "{worker}");
         }
         assert_eq!((lies.deepest[0], lies.others), (Some((id(3, 1), 80)), 20));
     }

@@ -294,11 +294,11 @@ impl Room {
         }
     }
 
-    /// Its idle programs, weighed; `give_way` = the weight below which one may give way.
+    /// Its idle programs by slot, weighed; `give_way` = the weight below which one may give way.
     pub(crate) fn weigh(&mut self, now: Time, give_way: f64, programs: impl Iterator<Item = Weighed>) {
         self.list.clear();
         self.list.extend(programs);
-        self.list.sort_unstable_by_key(|weighed| (weighed.order(), weighed.slot));
+        self.list.sort_by_cached_key(Weighed::order);
         let (mut weighted, mut giving, mut served) = (0.0, 0.0, 0.0);
         for weighed in &self.list {
             let counts = weighed.counts();

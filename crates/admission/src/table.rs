@@ -19,10 +19,11 @@ mod turns;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use tandem_types::{EngineId, GroupId, ProgramKey, TenantId, Time, TurnId, WorkerId};
+use tandem_types::{GroupId, ProgramKey, TenantId, Time, TurnId, WorkerId};
 
 use crate::contract::{Arrival, Capacity, End, Stats};
 use crate::kin::Kin;
@@ -41,9 +42,9 @@ pub(crate) type Slot = usize;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Program {
-    pub(crate) key: Option<ProgramKey>,
+    pub(crate) key: Option<Arc<ProgramKey>>,
     pub(crate) tenant: TenantId,
-    pub(crate) parent: Option<ProgramKey>,
+    pub(crate) parent: Option<Arc<ProgramKey>>,
     pub(crate) group: Option<GroupId>,
     /// Context after its last turn.
     pub(crate) tokens: u64,
@@ -56,8 +57,9 @@ pub(crate) struct Program {
     /// Turns that came.
     pub(crate) steps: u64,
     /// Turns that ran since it was let in.
-    pub(crate) served: u64,
-    pub(crate) live: BTreeSet<TurnId>,
+    pub(crate) served: u32,
+    /// Its turns that are not over, in no useful order.
+    pub(crate) live: Vec<TurnId>,
     pub(crate) running: u32,
     /// Where its cache lies.
     pub(crate) home: Option<WorkerId>,
@@ -92,11 +94,19 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    /// A worker that is nobody's home.
-    pub(crate) const NOWHERE: WorkerId = WorkerId { engine: EngineId(u32::MAX), rank: u32::MAX };
-
     pub(crate) const fn home(self) -> Option<WorkerId> {
         self.home
+    }
+
+    /// The most that it can be elsewhere.
+    pub(crate) const fn elsewhere(self) -> u64 {
+        self.others
+    }
+
+    /// The most that it can be at any worker where no more than that of the prompt lies.
+    pub(crate) fn anywhere(self, lies: u64) -> u64 {
+        let at_home = self.home.map_or(0, |_| self.shared);
+        lies.min(self.others.max(at_home))
     }
 
     /// The head at a worker where so much of the prompt lies.
@@ -201,25 +211,30 @@ pub(crate) struct Idler {
     /// Context after its last turn.
     pub(crate) tokens: u64,
     /// Since when no turn of it is live.
-    pub(crate) since: Option<Time>,
+    pub(crate) since: Time,
     /// As in [`Program`].
-    pub(crate) served: u64,
-    pub(crate) children: (u32, u32),
+    pub(crate) served: u32,
     pub(crate) tools: bool,
     pub(crate) subagent: bool,
+    /// It spawned programs that are known.
+    pub(crate) spawned: bool,
+    /// A turn of one of these is held.
+    pub(crate) blocked: bool,
 }
 
 impl Idler {
-    const fn new(slot: Slot, program: &Program, charge: u64) -> Self {
+    const fn new(slot: Slot, program: &Program, since: Time, charge: u64) -> Self {
+        let (spawned, held) = program.children;
         Self {
             slot,
             charge,
             tokens: program.tokens,
-            since: program.idle_since,
+            since,
             served: program.served,
-            children: program.children,
             tools: program.tools,
             subagent: program.parent.is_some(),
+            spawned: spawned > 0,
+            blocked: held > 0,
         }
     }
 }
@@ -245,10 +260,11 @@ pub(crate) struct Rules {
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    programs: Vec<Option<Program>>,
+    programs: Vec<Option<Box<Program>>>,
     vacant: Vec<Slot>,
-    by_key: IndexMap<ProgramKey, Slot>,
-    turns: BTreeMap<TurnId, Turn>,
+    by_key: IndexMap<Arc<ProgramKey>, Slot>,
+    /// In memory of their own, so that looking one up reads little of the others.
+    turns: BTreeMap<TurnId, Box<Turn>>,
     pub(crate) workers: BTreeMap<WorkerId, Worker>,
     /// Held turns in their order.
     pub(crate) waiting: BTreeSet<(Time, TurnId)>,
@@ -288,15 +304,15 @@ impl Table {
     }
 
     pub(crate) fn program(&self, slot: Slot) -> Option<&Program> {
-        self.programs.get(slot)?.as_ref()
+        self.programs.get(slot)?.as_deref()
     }
 
     pub(crate) fn program_mut(&mut self, slot: Slot) -> Option<&mut Program> {
-        self.programs.get_mut(slot)?.as_mut()
+        self.programs.get_mut(slot)?.as_deref_mut()
     }
 
     pub(crate) fn turn(&self, id: TurnId) -> Option<&Turn> {
-        self.turns.get(&id)
+        self.turns.get(&id).map(Box::as_ref)
     }
 
     pub(crate) fn worker(&self, id: WorkerId) -> Option<&Worker> {
@@ -305,7 +321,7 @@ impl Table {
 
     /// Every program, by slot.
     pub(crate) fn programs(&self) -> impl Iterator<Item = (Slot, &Program)> {
-        self.programs.iter().enumerate().filter_map(|(slot, program)| Some((slot, program.as_ref()?)))
+        self.programs.iter().enumerate().filter_map(|(slot, program)| Some((slot, program.as_deref()?)))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -361,23 +377,23 @@ impl Table {
             };
             let since = program.idle_since.take();
             program.steps += 1;
-            program.live.insert(arrival.turn);
+            program.live.push(arrival.turn);
             self.idle.remove(&(since.unwrap_or_default(), slot));
             self.paused.remove(&slot);
         }
         turn.rank = self.rank(&turn);
         self.waiting.insert((turn.rank, arrival.turn));
         if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
-            self.kin.held(&program.tenant, (turn.rank, arrival.turn), program.parent.as_ref());
+            self.kin.held(&program.tenant, (turn.rank, arrival.turn), program.parent.as_deref());
         }
         self.note_children(slot);
-        self.turns.insert(arrival.turn, turn);
+        self.turns.insert(arrival.turn, Box::new(turn));
         true
     }
 
     /// The program that spawned one, if it is known.
     pub(crate) fn parent(&self, slot: Slot) -> Option<&Program> {
-        self.by_key(self.program(slot)?.parent.as_ref()?)
+        self.by_key(self.program(slot)?.parent.as_deref()?)
     }
 
     pub(crate) fn by_key(&self, key: &ProgramKey) -> Option<&Program> {
@@ -396,7 +412,7 @@ impl Table {
     fn unwait(&mut self, slot: Slot, place: (Time, TurnId)) {
         self.waiting.remove(&place);
         if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
-            self.kin.freed(&program.tenant, place, program.parent.as_ref());
+            self.kin.freed(&program.tenant, place, program.parent.as_deref());
         }
         self.note_children(slot);
     }
@@ -409,7 +425,7 @@ impl Table {
 
     /// A program's parent, if it is known, and what is known of that one's children.
     fn family(&self, program: &Program) -> Option<(Slot, (u32, u32))> {
-        let parent = program.parent.as_ref()?;
+        let parent = program.parent.as_deref()?;
         Some((*self.by_key.get(parent)?, self.kin.children(parent)))
     }
 
@@ -424,7 +440,7 @@ impl Table {
                 at.idle.get_mut(place)
             });
             if let Some(idler) = idle {
-                idler.children = children;
+                (idler.spawned, idler.blocked) = (children.0 > 0, children.1 > 0);
             }
         }
     }
@@ -437,13 +453,13 @@ impl Table {
             self.remove(longest_idle);
         }
         // A table full of live programs serves the newcomer as one without identity.
-        let key = arrival.program.filter(|_| self.by_key.len() < self.programs_max);
+        let key = arrival.program.filter(|_| self.by_key.len() < self.programs_max).cloned().map(Arc::new);
         let program = Program {
-            key: key.cloned(),
+            key: key.clone(),
             tenant: arrival.program.map(|key| key.tenant.clone()).unwrap_or_default(),
-            parent: arrival.parent.cloned(),
+            parent: arrival.parent.cloned().map(Arc::new),
             group: arrival.group.cloned(),
-            children: key.map_or((0, 0), |key| self.kin.children(key)),
+            children: key.as_ref().map_or((0, 0), |key| self.kin.children(key)),
             ..Program::default()
         };
         self.kin.came(now, &program.tenant, program.group.as_ref(), program.parent.as_ref());
@@ -452,10 +468,10 @@ impl Table {
             self.programs.len() - 1
         });
         if let Some(place) = self.programs.get_mut(slot) {
-            *place = Some(program);
+            *place = Some(Box::new(program));
         }
         if let Some(key) = key {
-            self.by_key.insert(key.clone(), slot);
+            self.by_key.insert(key, slot);
         }
         self.note_children(slot);
         slot
@@ -467,10 +483,10 @@ impl Table {
         let Some(program) = self.programs.get_mut(slot).and_then(Option::take) else { return };
         self.idle.remove(&(program.idle_since.unwrap_or_default(), slot));
         self.paused.remove(&slot);
-        self.kin.left(&program.tenant, program.group.as_ref(), program.parent.as_ref());
+        self.kin.left(&program.tenant, program.group.as_ref(), program.parent.as_deref());
         self.set_children(self.family(&program));
         if let Some(key) = &program.key {
-            self.by_key.swap_remove(key);
+            self.by_key.swap_remove(key.as_ref());
         }
         self.vacant.push(slot);
     }

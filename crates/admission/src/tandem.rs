@@ -84,6 +84,8 @@ pub(crate) struct Tandem {
     rooms: Rooms,
     /// Workers whose idle programs are to be weighed before they are compared.
     unweighed: Vec<WorkerId>,
+    /// When old weighings were looked for last.
+    renewed: Option<Time>,
     /// The overdue turn for which others were to lose most lately: when, and what that would have cost.
     dear: Option<(TurnId, Time, f64)>,
     /// Seconds of re-prefill that overdue turns may cause.
@@ -103,6 +105,7 @@ impl Tandem {
             learned: Learned::new(&config.tandem),
             rooms: Rooms::new(config.tandem.limits()),
             unweighed: Vec::new(),
+            renewed: None,
             dear: None,
             credit: 0.0,
             credit_at: Time::ZERO,
@@ -132,20 +135,23 @@ impl Tandem {
                 weight: self.learned.weight(now, idler, &horizons),
                 tokens: idler.charge,
                 slot: idler.slot,
-                served: idler.served >= self.config.turns_at_least,
+                served: u64::from(idler.served) >= self.config.turns_at_least,
             });
             room.weigh(now, self.config.give_way, programs);
         }
         self.rooms.put(index, room);
     }
 
-    /// Brings all rooms up to date, for a comparison of the whole fleet.
+    /// Brings all rooms up to date, for a comparison of the whole fleet. What is only old is looked for once at a time.
     fn renew(&mut self, now: Time) {
         self.follow();
         for id in std::mem::take(&mut self.unweighed) {
             if let Some(index) = self.rooms.taken_up(id) {
                 self.weigh(now, index);
             }
+        }
+        if self.renewed.replace(now) == Some(now) {
+            return;
         }
         let all = self.rooms.all().len();
         let (look, most) = if all <= RENEWED_AT_ONCE { (all, all) } else { (RENEWED_AT_ONCE, RENEWED_EACH) };

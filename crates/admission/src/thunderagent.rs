@@ -190,8 +190,8 @@ impl ThunderAgent {
     /// Tokens of ACTING programs, which count less the longer they are away.
     fn acting(&self, worker: &Worker, now: Time) -> f64 {
         let counts = worker.idle.iter().map(|idler| {
-            let away = idler.since.map_or(Duration::ZERO, |since| now.since(since));
-            let lives = away.as_secs_f64() / self.config.acting_decay.as_secs_f64().max(1e-9);
+            let lives =
+                now.since(idler.since).as_secs_f64() / self.config.acting_decay.as_secs_f64().max(1e-9);
             float(idler.charge) * (-lives).exp2()
         });
         counts.sum()

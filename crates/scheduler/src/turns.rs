@@ -76,7 +76,8 @@ impl Turn {
 
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    by_id: BTreeMap<TurnId, Turn>,
+    /// In memory of their own: nodes of the tree are half empty, and a turn is large.
+    by_id: BTreeMap<TurnId, Box<Turn>>,
     /// Turns that a repeated call would replace. Looked up only, never walked.
     unanswered: HashMap<(ProgramKey, RetryKey), TurnId>,
     orders: u64,
@@ -85,15 +86,15 @@ pub(crate) struct Turns {
 
 impl Turns {
     pub(crate) fn get(&self, id: TurnId) -> Option<&Turn> {
-        self.by_id.get(&id)
+        self.by_id.get(&id).map(Box::as_ref)
     }
 
     pub(crate) fn get_mut(&mut self, id: TurnId) -> Option<&mut Turn> {
-        self.by_id.get_mut(&id)
+        self.by_id.get_mut(&id).map(Box::as_mut)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TurnId, &Turn)> {
-        self.by_id.iter().map(|(&id, turn)| (id, turn))
+        self.by_id.iter().map(|(&id, turn)| (id, turn.as_ref()))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -122,7 +123,7 @@ impl Turns {
         if let Some(key) = retry_id(&turn.arrival) {
             self.unanswered.insert(key, id);
         }
-        self.by_id.insert(id, turn);
+        self.by_id.insert(id, Box::new(turn));
     }
 
     /// The turn's answer began: an equal call is a new turn from here on.
@@ -133,7 +134,7 @@ impl Turns {
         }
     }
 
-    pub(crate) fn remove(&mut self, id: TurnId) -> Option<Turn> {
+    pub(crate) fn remove(&mut self, id: TurnId) -> Option<Box<Turn>> {
         self.answer_began(id);
         self.by_id.remove(&id)
     }

@@ -122,9 +122,11 @@ impl Table {
 
     pub(super) fn charge_idle(&mut self, slot: Slot) {
         let Some(program) = self.program(slot) else { return };
-        let (true, true, Some(home)) = (program.active, program.is_idle(), program.home) else { return };
+        let (true, Some(since), Some(home)) = (program.active, program.idle_since, program.home) else {
+            return;
+        };
         let tokens = program.tokens.saturating_sub(program.shared);
-        let idler = Idler::new(slot, program, tokens);
+        let idler = Idler::new(slot, program, since, tokens);
         let Some(entry) = self.worker_mut(home) else { return };
         if let Err(at) = entry.idle.binary_search_by_key(&slot, |idler| idler.slot) {
             entry.idle.insert(at, idler);

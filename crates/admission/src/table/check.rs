@@ -32,7 +32,9 @@ impl Table {
             if let Some((worker, tokens)) = program.charge {
                 let sums = found.entry(worker).or_default();
                 sums.2 += tokens;
-                sums.3.push(Idler::new(slot, program, tokens));
+                let since =
+                    program.idle_since.ok_or(format!("program {slot} is charged as idle and is not"))?;
+                sums.3.push(Idler::new(slot, program, since, tokens));
             }
         }
         self.check_homes()?;

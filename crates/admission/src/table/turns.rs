@@ -37,8 +37,8 @@ impl Table {
     /// Lists what a program has at its home as not worth keeping.
     pub(super) fn leave_behind(&mut self, slot: Slot) {
         let Some(program) = self.program(slot).filter(|p| p.ran && self.rules.lists) else { return };
-        let (Some(key), Some(home)) = (program.key.clone(), program.home) else { return };
-        let left = Left { program: key, worker: home, tokens: program.tokens };
+        let (Some(key), Some(home)) = (program.key.as_deref(), program.home) else { return };
+        let left = Left { program: key.clone(), worker: home, tokens: program.tokens };
         self.left.push(left);
     }
 
@@ -83,7 +83,7 @@ impl Table {
             program.cold = cold;
             program.peak = program.peak.max(tokens);
             program.tools = end.tools;
-            program.served += 1;
+            program.served = program.served.saturating_add(1);
             program.ran = true;
         }
         self.leave(now, id, true)
@@ -136,7 +136,7 @@ impl Table {
         self.unwait(turn.slot, (turn.rank, id));
         let slot = turn.slot;
         let program = self.program_mut(slot)?;
-        program.live.remove(&id);
+        program.live.retain(|live| *live != id);
         if !turn.waiting {
             program.running = program.running.saturating_sub(1);
         }
@@ -181,7 +181,7 @@ impl Table {
         (program.active, program.marked) = (false, false);
         self.leave_behind(slot);
         let program = self.program_mut(slot)?;
-        let paused = (program.key.clone(), program.home, program.tokens);
+        let paused = (program.key.as_deref().cloned(), program.home, program.tokens);
         self.stats.paused += 1;
         self.list_paused(slot);
         Some((paused.0?, paused.1?, paused.2))

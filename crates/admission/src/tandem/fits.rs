@@ -78,17 +78,19 @@ impl Tandem {
     }
 
     /// What a turn needs at each worker, and how much of its prompt has to be computed there.
-    fn asks(&self, turn: &Turn, ask: Ask) -> Vec<(f64, f64)> {
-        let asks = |at, lies: Option<u64>| {
-            (self.need(ask, at, lies), float(ask.prompt.saturating_sub(lies.unwrap_or(0))))
-        };
-        // Anywhere but at home that does not depend on the worker.
-        let mut each = turn.lies.each(self.rooms.ids(), |lies| asks(Heads::NOWHERE, lies));
-        let home = ask.heads.home().and_then(|home| Some((home, self.rooms.find(home)?)));
-        if let Some((home, asked)) = home.and_then(|(home, at)| Some((home, each.get_mut(at)?))) {
-            *asked = asks(home, turn.lies.at(home));
+    fn asks(&self, turn: &Turn, ask: Ask) -> (Vec<f64>, Vec<f64>) {
+        let lies = turn.lies.each(self.rooms.ids());
+        // Whole numbers below 2^52: as exact as [`Ask::need`], and several at once.
+        let (prompt, others) = (float(ask.prompt), float(ask.heads.elsewhere()));
+        let need = |lies: &f64| most(prompt - least(*lies, others), 0.0) + self.learned.answer;
+        let mut needs: Vec<f64> = lies.iter().map(need).collect();
+        let missing = lies.iter().map(|lies| most(prompt - lies, 0.0)).collect();
+        if let Some(home) = ask.heads.home()
+            && let Some(at_home) = self.rooms.find(home).and_then(|at| needs.get_mut(at))
+        {
+            *at_home = self.need(ask, home, turn.lies.at(home));
         }
-        each
+        (needs, missing)
     }
 
     /// The worker of which a turn takes the least part, and whether all have room to spare.
@@ -96,8 +98,9 @@ impl Tandem {
         let mut roomy = reserved.is_none();
         let mut best: Option<(f64, usize)> = None;
         let reserved = reserved.and_then(|reserved| self.rooms.find(reserved));
-        let asks = self.asks(turn, ask);
-        for (at, (gauge, &(need, missing))) in self.rooms.gauges().iter().zip(&asks).enumerate() {
+        let (needs, missing) = self.asks(turn, ask);
+        let gauges = self.rooms.gauges().iter().enumerate();
+        for ((at, gauge), (&need, &missing)) in gauges.zip(needs.iter().zip(&missing)) {
             if !gauge.ready || Some(at) == reserved {
                 continue;
             }
@@ -194,33 +197,45 @@ impl Tandem {
 
     /// Whether a turn that waits fits nowhere, by bounds: at the two workers that hold most of its prompt, and at any
     /// other.
-    pub(super) fn is_hopeless(&self, id: TurnId, bound: Bound, reserved: Option<WorkerId>) -> bool {
-        let Some(turn) = self.table.turn(id) else { return true };
-        if self.table.program(turn.slot).is_some_and(|program| program.active) {
+    pub(super) fn is_hopeless(
+        &self,
+        turn: &Turn,
+        program: &Program,
+        bound: Bound,
+        reserved: Option<WorkerId>,
+    ) -> bool {
+        if program.active {
             return false;
         }
         // Sums are taken in another order than where it counts.
         const ROUNDING: f64 = 1.0;
-        let fits = |lies: u64, free: f64| {
-            float(turn.prompt.saturating_sub(lies)) + self.learned.answer <= free + ROUNDING
+        let heads = program.heads();
+        let fits = |head: u64, free: f64| {
+            float(turn.prompt.saturating_sub(head)) + self.learned.answer <= free + ROUNDING
         };
-        let deepest = turn.lies.deepest.into_iter().flatten().filter(|(at, _)| Some(*at) != reserved);
-        let mut rooms =
-            deepest.filter_map(|(at, lies)| Some((lies, self.rooms.gauge(at).filter(|gauge| gauge.ready)?)));
         let most = if bound.at == reserved { bound.second } else { bound.most };
-        !fits(turn.lies.others, most) && !rooms.any(|(lies, gauge)| fits(lies, self.free(gauge)))
+        let mut deepest = turn.lies.deepest.into_iter().flatten().filter(|(at, _)| Some(*at) != reserved);
+        let mut fits_deepest = || {
+            deepest.any(|(at, lies)| {
+                let head = heads.at(at, Some(lies));
+                // Where it would not fit into the most that is free, nobody has to be looked up.
+                let gauge = Some(at).filter(|_| fits(head, most)).and_then(|at| self.rooms.gauge(at));
+                gauge.is_some_and(|gauge| gauge.ready && fits(head, self.free(gauge)))
+            })
+        };
+        !fits(heads.anywhere(turn.lies.others), most) && !fits_deepest()
     }
 
     /// Where a turn fits at the least cost for idle programs that have had their turns, and that cost in seconds.
     pub(super) fn cheapest(&self, id: TurnId) -> Option<(f64, Fit)> {
         let turn = self.table.turn(id)?;
-        let asks = self.asks(turn, self.ask(turn));
         // Workers with what they lack, those first that could cost least.
         let mut could: Vec<(f64, f64, &Room)> = Vec::new();
-        let gauges = self.rooms.gauges().iter().zip(self.rooms.all()).zip(&asks);
-        for ((gauge, room), &(need, _)) in gauges.filter(|((gauge, _), _)| gauge.ready && gauge.told) {
+        let (needs, _) = self.asks(turn, self.ask(turn));
+        let gauges = self.rooms.gauges().iter().zip(self.rooms.all()).zip(&needs);
+        for ((gauge, room), need) in gauges.filter(|((gauge, _), _)| gauge.ready && gauge.told) {
             let lacks = self.used(gauge) + need - gauge.admits;
-            if self.may_run(gauge, need) && gauge.served >= lacks {
+            if self.may_run(gauge, *need) && gauge.served >= lacks {
                 could.push((lacks.max(0.0) / self.learned.rate.fastest() * COST, lacks, room));
             }
         }
@@ -246,8 +261,12 @@ impl Tandem {
     }
 }
 
-fn least(a: f64, b: f64) -> f64 {
+const fn least(a: f64, b: f64) -> f64 {
     if b < a { b } else { a }
+}
+
+const fn most(a: f64, b: f64) -> f64 {
+    if b > a { b } else { a }
 }
 
 /// The first of those listed that free enough together, or all of them.

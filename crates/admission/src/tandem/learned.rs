@@ -3,7 +3,6 @@
 //!
 //! - Deliberately absent: decisions.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tandem_types::{Time, Usage};
@@ -27,8 +26,11 @@ const UNTOLD: f64 = 0.01;
 /// More seldom than this that is chance: what others computed while a turn was on its way.
 const UNTOLD_MOST: f64 = 0.05;
 
+/// How many kinds there are.
+const KINDS: usize = 8;
+
 /// What programs' pauses depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Kind {
     subagent: bool,
     /// It waits for subagents that it spawned.
@@ -40,11 +42,21 @@ impl Kind {
     pub(super) const fn of(program: &Program) -> Self {
         Self { subagent: program.parent.is_some(), spawned: program.children.0 > 0, tools: program.tools }
     }
+
+    /// Its number, below [`KINDS`].
+    fn number(self) -> usize {
+        usize::from(self.subagent) << 2 | usize::from(self.spawned) << 1 | usize::from(self.tools)
+    }
+
+    const fn numbered(number: usize) -> Self {
+        Self { subagent: number & 4 > 0, spawned: number & 2 > 0, tools: number & 1 > 0 }
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Learned {
-    gaps: BTreeMap<Kind, GapModel>,
+    /// By the number of their kind.
+    gaps: [GapModel; KINDS],
     /// Programs are believed to stay away so many times as long.
     gap_factor: f64,
     pub(super) rate: PrefillRate,
@@ -57,19 +69,16 @@ pub(super) struct Learned {
 
 impl Learned {
     pub(super) fn new(config: &TandemConfig) -> Self {
-        let both = [false, true];
-        let kinds = both.into_iter().flat_map(|subagent| both.map(|spawned| (subagent, spawned)));
-        let kinds = kinds.flat_map(|(subagent, spawned)| both.map(|tools| Kind { subagent, spawned, tools }));
-        let gaps = kinds.map(|kind| {
-            let (median, sigma) = match kind {
-                Kind { spawned: true, .. } => SUBAGENTS,
-                Kind { tools: true, .. } => TOOLS,
-                Kind { tools: false, .. } => PEOPLE,
-            };
-            (kind, GapModel::new(median, sigma))
-        });
+        let pauses = |kind: Kind| match kind {
+            Kind { spawned: true, .. } => SUBAGENTS,
+            Kind { tools: true, .. } => TOOLS,
+            Kind { tools: false, .. } => PEOPLE,
+        };
         Self {
-            gaps: gaps.collect(),
+            gaps: std::array::from_fn(|number| {
+                let (median, sigma) = pauses(Kind::numbered(number));
+                GapModel::new(median, sigma)
+            }),
             gap_factor: config.gap_factor,
             rate: PrefillRate::new(config.prefill_tokens_per_s),
             price: Price::new(config.patience, config.reprefill_target),
@@ -82,13 +91,12 @@ impl Learned {
     /// that takes, in seconds.
     pub(super) fn weight(&self, now: Time, idler: &Idler, horizons: &ByLength) -> f64 {
         // Who waits for a subagent that waits itself does not come back before it.
-        if idler.children.1 > 0 {
+        if idler.blocked {
             return 0.0;
         }
-        let kind = Kind { subagent: idler.subagent, spawned: idler.children.0 > 0, tools: idler.tools };
-        let Some(gaps) = self.gaps.get(&kind) else { return 1.0 };
-        let away = idler.since.map_or(Duration::ZERO, |since| now.since(since));
-        gaps.returns_within_s(self.believed(away), horizons.at(idler.tokens))
+        let Idler { subagent, spawned, tools, .. } = *idler;
+        let Some(gaps) = self.gaps.get(Kind { subagent, spawned, tools }.number()) else { return 1.0 };
+        gaps.returns_within_s(self.believed(now.since(idler.since)), horizons.at(idler.tokens))
     }
 
     /// How long keeping the context of a program is worth it at a worker that holds so many tokens, in seconds.
@@ -112,14 +120,14 @@ impl Learned {
 
     /// A program came back.
     pub(super) fn returned(&mut self, kind: Kind, after: Duration) {
-        if let Some(gaps) = self.gaps.get_mut(&kind) {
+        if let Some(gaps) = self.gaps.get_mut(kind.number()) {
             gaps.returned(after);
         }
     }
 
     /// A program never came back.
     pub(super) fn never(&mut self, kind: Kind) {
-        if let Some(gaps) = self.gaps.get_mut(&kind) {
+        if let Some(gaps) = self.gaps.get_mut(kind.number()) {
             gaps.never();
         }
     }

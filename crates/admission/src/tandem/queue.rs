@@ -10,6 +10,7 @@ use tandem_types::{GroupId, TenantId, Time, TurnId, WorkerId};
 use super::{FRESH, LOOK, Tandem};
 use crate::contract::{Action, HoldReason};
 use crate::rooms::float;
+use crate::table::{Program, Turn};
 
 /// Most waiting turns tried after one event.
 const TRIED_MAX: usize = 64;
@@ -26,15 +27,15 @@ impl Tandem {
         let mut bound = None;
         let mut begun = None;
         for id in self.queue(TRIED_MAX) {
-            let overdue = self.is_overdue(now, id);
-            let group = self.new_in_group(id);
-            if group.is_some() && begun.is_some() && group != begun {
+            let Some((turn, program)) = self.known(id) else { continue };
+            let group = new_in_group(program);
+            if group.is_some() && begun.is_some() && group != begun.as_ref() {
                 continue;
             }
-            begun = begun.or(group);
+            begun = begun.or_else(|| group.cloned());
             let free = *bound.get_or_insert_with(|| self.bound());
-            let hopeless = self.is_hopeless(id, free, reserved);
-            let serves = overdue && reserved.is_none();
+            let hopeless = self.is_hopeless(turn, program, free, reserved);
+            let serves = reserved.is_none() && self.is_overdue(now, turn, program);
             if hopeless && !serves {
                 continue;
             }
@@ -65,30 +66,31 @@ impl Tandem {
         self.config.shares.get(tenant.as_str()).copied().unwrap_or(1.0)
     }
 
-    /// The group of a turn that is its program's first.
-    fn new_in_group(&self, id: TurnId) -> Option<GroupId> {
-        let program = self.table.program(self.table.turn(id)?.slot)?;
-        program.group.clone().filter(|_| !program.ran)
+    /// A turn and its program.
+    fn known(&self, id: TurnId) -> Option<(&Turn, &Program)> {
+        let turn = self.table.turn(id)?;
+        Some((turn, self.table.program(turn.slot)?))
     }
 
     /// Whether a turn opens a group although one that began before it is not whole.
     pub(super) fn is_early(&self, id: TurnId) -> bool {
-        let Some(group) = self.new_in_group(id) else { return false };
+        let opens = |id| self.known(id).and_then(|(_, program)| new_in_group(program));
+        let Some(group) = opens(id) else { return false };
         let before = self.queue(TRIED_MAX).into_iter().take_while(|other| *other != id);
-        before.filter_map(|other| self.new_in_group(other)).any(|other| other != group)
+        before.filter_map(opens).any(|other| other != group)
     }
 
-    fn is_overdue(&self, now: Time, id: TurnId) -> bool {
-        let Some(turn) = self.table.turn(id) else { return false };
-        let tenant = self.table.program(turn.slot).map(|program| &program.tenant);
+    fn is_overdue(&self, now: Time, turn: &Turn, program: &Program) -> bool {
+        let share = |tenant: &TenantId| self.share(tenant);
         now.since(turn.arrived) >= self.config.overdue
-            || tenant.is_some_and(|t| self.table.kin.is_short(t, turn.prompt, |tenant| self.share(tenant)))
+            || self.table.kin.is_short(&program.tenant, turn.prompt, share)
     }
 
     /// The worker whose room is kept for the first turn that waits, if it is overdue and not the one that arrives.
     pub(super) fn reserved(&mut self, now: Time, arriving: TurnId) -> Option<WorkerId> {
         let id = self.queue(1).first().copied().filter(|first| *first != arriving)?;
-        self.is_overdue(now, id).then(|| self.roomiest(now)).flatten()
+        let (turn, program) = self.known(id)?;
+        self.is_overdue(now, turn, program).then(|| self.roomiest(now)).flatten()
     }
 
     fn roomiest(&mut self, now: Time) -> Option<WorkerId> {
@@ -128,4 +130,9 @@ impl Tandem {
             }
         }
     }
+}
+
+/// The group of a program that was never let in.
+fn new_in_group(program: &Program) -> Option<&GroupId> {
+    program.group.as_ref().filter(|_| !program.ran)
 }

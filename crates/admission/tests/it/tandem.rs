@@ -124,6 +124,25 @@ fn newcomers_are_admitted_up_to_095() {
     assert_eq!(world.held(c), HoldReason::NoRoom);
 }
 
+/// Of 5,000 tokens others have computed 4,000 and more at two workers or all, so that the rest fits there beside 6,000.
+#[test]
+fn who_waits_needs_no_room_for_a_head_that_is_there() {
+    for (third, freed) in [(4_000, 0), (4_000, 1), (4_000, 2), (0, 0), (0, 1)] {
+        let mut world = world(&[10_000; 3]);
+        let mut arrive =
+            |name, tokens| [0, 1, 2].map(|number| world.arrive(&format!("{name}{number}"), tokens));
+        arrive("large", 6_000);
+        let small = arrive("small", 3_000);
+        let head = lies(&[(w(0), 4_010), (w(1), 4_010), (w(2), third)], 5_000);
+        let waits = world.arrive_with("waits", 5_000, &head);
+        assert_eq!(world.held(waits), HoldReason::NoRoom, "9,000 and 990 of 9,500");
+        let ends = small.iter().position(|turn| world.worker(*turn) == w(freed)).expect("one each");
+        world.end(small[ends], 3_000);
+        world.tell(&Event::SessionEnd { program: &key(&format!("small{ends}")) });
+        assert_eq!(world.worker(waits), w(freed));
+    }
+}
+
 /// I-TAN-1.
 #[test]
 fn returning_programs_may_fill_the_pool_and_not_more() {
