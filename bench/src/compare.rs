@@ -119,7 +119,10 @@ async fn one(paths: &Paths, target: Target, options: &Options, round: usize) -> 
 }
 
 fn spent(running: &Running) -> Result<crate::process::Cost> {
-    running.server.as_ref().map_or_else(|| Ok(crate::process::Cost::default()), |s| cost(s.pid(), running.only))
+    running
+        .server
+        .as_ref()
+        .map_or_else(|| Ok(crate::process::Cost::default()), |s| cost(s.pid(), running.only))
 }
 
 /// Waits until a whole call succeeds.

@@ -59,7 +59,8 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, hyper::Err
         (_, "/load" | "/get_load") => json(r#"{"server_load":0}"#),
         (_, "/metrics") => whole("text/plain; version=0.0.4", METRICS),
         _ => {
-            let mut response = json(r#"{"error":{"message":"no such route","type":"NotFoundError","code":404}}"#);
+            let mut response =
+                json(r#"{"error":{"message":"no such route","type":"NotFoundError","code":404}}"#);
             *response.status_mut() = StatusCode::NOT_FOUND;
             response
         }
@@ -70,7 +71,8 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, hyper::Err
 fn chat(body: &[u8]) -> Response<Body> {
     // The prompt is long and its switches are short: gateways and clients write them at either end.
     let (head, tail) = (&body[..body.len().min(512)], &body[body.len().saturating_sub(512)..]);
-    let wants = |needle: &[u8]| [head, tail].iter().any(|part| part.windows(needle.len()).any(|w| w == needle));
+    let wants =
+        |needle: &[u8]| [head, tail].iter().any(|part| part.windows(needle.len()).any(|w| w == needle));
     let streamed = wants(b"\"stream\":true");
     if !streamed {
         return json(
@@ -106,7 +108,10 @@ impl hyper::body::Body for Chunks {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         Poll::Ready(self.0.next().map(|chunk| Ok(Frame::data(chunk))))
     }
 }

@@ -33,7 +33,9 @@ pub async fn serve(listen: SocketAddr, upstreams: Vec<SocketAddr>) -> Result<()>
                 pass(client.clone(), upstream, request)
             });
             // A connection that a client drops is no fault of the proxy.
-            let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
         });
     }
 }

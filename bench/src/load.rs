@@ -38,7 +38,8 @@ pub struct Outcome {
 
 /// A chat body with a prompt of so many bytes, as an agent would resend it: many messages.
 pub fn body(prompt_bytes: usize) -> Bytes {
-    let turn = "The quick brown fox reads the log, finds the failing test, and writes down what it saw there. ";
+    let turn =
+        "The quick brown fox reads the log, finds the failing test, and writes down what it saw there. ";
     let mut messages = vec![serde_json::json!({"role": "system", "content": "You are a coding agent."})];
     let per_message = 2048.min(prompt_bytes.max(1));
     let mut left = prompt_bytes;

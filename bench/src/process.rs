@@ -99,7 +99,9 @@ pub fn cost(root: u32, only: &str) -> Result<Cost> {
 }
 
 fn command_line(pid: u32) -> String {
-    fs::read(format!("/proc/{pid}/cmdline")).map(|b| String::from_utf8_lossy(&b).replace('\0', " ")).unwrap_or_default()
+    fs::read(format!("/proc/{pid}/cmdline"))
+        .map(|b| String::from_utf8_lossy(&b).replace('\0', " "))
+        .unwrap_or_default()
 }
 
 /// Parent, CPU seconds, resident bytes; `None` when the process is gone.

@@ -31,7 +31,14 @@ pub struct Cell {
 
 impl Cell {
     /// Puts a cell together.
-    pub fn new(target: Target, round: usize, shape: Shape, outcome: &Outcome, before: Cost, after: Cost) -> Self {
+    pub fn new(
+        target: Target,
+        round: usize,
+        shape: Shape,
+        outcome: &Outcome,
+        before: Cost,
+        after: Cost,
+    ) -> Self {
         let ms = |values: &[f64], part: f64| quantile(values, part) * 1e3;
         let cpu = after.cpu_s - before.cpu_s;
         Self {
@@ -73,7 +80,12 @@ fn spread(values: impl Iterator<Item = f64>) -> (f64, f64, f64) {
 pub fn tables(cells: &[Cell]) -> String {
     let mut loads: BTreeMap<(usize, usize), BTreeMap<Target, Vec<&Cell>>> = BTreeMap::new();
     for cell in cells {
-        loads.entry((cell.prompt_bytes, cell.connections)).or_default().entry(cell.target).or_default().push(cell);
+        loads
+            .entry((cell.prompt_bytes, cell.connections))
+            .or_default()
+            .entry(cell.target)
+            .or_default()
+            .push(cell);
     }
     let mut out = String::new();
     for ((bytes, connections), targets) in &loads {

@@ -67,13 +67,27 @@ impl Target {
             Self::SglangRouter => {
                 let mut command = Command::new(paths.peers.join("routers/bin/sglang-router"));
                 command.args(["launch", "--host", "127.0.0.1", "--port", &port, "--policy", "round_robin"]);
-                command.args(["--prometheus-port", &crate::process::free_addr()?.port().to_string(), "--log-level", "warn"]);
+                command.args([
+                    "--prometheus-port",
+                    &crate::process::free_addr()?.port().to_string(),
+                    "--log-level",
+                    "warn",
+                ]);
                 command.arg("--worker-urls").args(&urls);
                 command
             }
             Self::VllmRouter => {
                 let mut command = Command::new(paths.peers.join("routers/bin/vllm-router"));
-                command.args(["--host", "127.0.0.1", "--port", &port, "--policy", "round_robin", "--log-level", "warning"]);
+                command.args([
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    &port,
+                    "--policy",
+                    "round_robin",
+                    "--log-level",
+                    "warning",
+                ]);
                 command.args(["--prometheus-port", &crate::process::free_addr()?.port().to_string()]);
                 command.arg("--worker-urls").args(&urls);
                 command
@@ -88,10 +102,23 @@ impl Target {
 
     fn tandem(self, paths: &Paths, urls: &[String], port: &str) -> Command {
         let mut command = Command::new(&paths.tandem);
-        command.args(["serve", "--host", "127.0.0.1", "--port", port, "--admin-port", "0", "--prometheus-port", "0"]);
+        command.args([
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+            "--admin-port",
+            "0",
+            "--prometheus-port",
+            "0",
+        ]);
         command.args(["--log-level", "warn"]);
         if self == Self::TandemTraced {
-            command.args(["--trace-path", &std::env::temp_dir().join("tandem-bench-trace").display().to_string()]);
+            command.args([
+                "--trace-path",
+                &std::env::temp_dir().join("tandem-bench-trace").display().to_string(),
+            ]);
         }
         command.arg("--worker-urls").args(urls);
         command

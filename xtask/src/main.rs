@@ -61,7 +61,11 @@ enum Chore {
         claude: Vec<PathBuf>,
     },
     /// Storms over the scheduler with a hundred engines and a hundred thousand sessions, one for each policy of admission.
-    Soak,
+    Soak {
+        /// Calls of each storm, for a short look; else the whole of it.
+        #[arg(long)]
+        calls: Option<u32>,
+    },
     /// Run end-to-end suites against the built binary: `demo`, `clients`, `harnesses`; by name also `vllm`.
     E2e {
         /// Suites to run, each with an optional choice of tests: `harnesses:codex,pi`.
@@ -78,7 +82,7 @@ fn main() -> ExitCode {
         Chore::Ci { steps } => ci::run(&steps),
         Chore::KvScenarios { files, json } => kv_scenarios::run(&files, json),
         Chore::Oracle { mooncake, claude } => oracle::run(mooncake.as_deref(), &claude),
-        Chore::Soak => soak::run(),
+        Chore::Soak { calls } => soak::run(calls),
         Chore::E2e { suites } => e2e::run(&suites),
     };
     match result {

@@ -9,8 +9,8 @@ use anyhow::Result;
 
 use crate::skipped::timed;
 
-/// Runs them, and says how long building and running took.
-pub(crate) fn run() -> Result<()> {
+/// Runs them, to their end or for so many calls, and says how long building and running took.
+pub(crate) fn run(calls: Option<u32>) -> Result<()> {
     let cargo = || {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args([
@@ -23,6 +23,9 @@ pub(crate) fn run() -> Result<()> {
             "--test",
             "it",
         ]);
+        if let Some(calls) = calls {
+            cargo.env("TANDEM_SOAK_CALLS", calls.to_string());
+        }
         cargo
     };
     timed("building", cargo().arg("--no-run"))?;

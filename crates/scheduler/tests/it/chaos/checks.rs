@@ -177,8 +177,9 @@ impl Chaos {
         self.tally("new under its key");
     }
 
-    /// Running turns fit the device under `tandem` (I-TAN-1). Slack: one may run alone, an answer may grow beyond what was
-    /// foreseen, and routing may have to send a turn where admission did not.
+    /// Running turns fit the device under `tandem` as it is set by default (I-TAN-1), twice the device where tiers below it
+    /// keep what idles. Slack: one may run alone, an answer may grow beyond what was foreseen, and routing may have to send a
+    /// turn where admission did not.
     fn respects_capacity(&mut self, view: &View<'_>, turn: TurnId) {
         let Some(live) = self.turns.get(turn) else { return };
         let Some(worker) = live.at else { return };
@@ -190,6 +191,8 @@ impl Chaos {
             return;
         }
         let Some(charged) = view.worker(worker).and_then(|seen| seen.charged) else { return };
+        let tiers = self.workers.get(&worker).is_some_and(|known| known.info.kv_resident_tokens.is_some());
+        let device = if tiers { 2 * device } else { device };
         let here = || self.turns.iter().filter(|(_, live)| live.is_turn && live.at == Some(worker));
         let slack: u64 = here()
             .map(|(_, live)| ANSWER_MAX + if live.stray { live.prompt_tokens + ANSWER_MAX } else { 0 })
