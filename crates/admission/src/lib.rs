@@ -58,6 +58,11 @@ pub trait AdmissionPolicy: fmt::Debug + Send {
     fn stats(&self) -> Stats;
     /// Tokens charged to a worker: those of running turns, and those of idle programs at full weight.
     fn charged(&self, worker: WorkerId) -> (u64, u64);
+    /// For how many times as long as computing them again takes idle programs are kept now; `None` = the policy does not
+    /// reckon so.
+    fn patience(&self) -> Option<f64> {
+        None
+    }
     /// Checks the policy's state against a recount. Costs time in proportion to the whole of it.
     ///
     /// # Errors

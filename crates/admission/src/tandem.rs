@@ -450,6 +450,10 @@ impl AdmissionPolicy for Tandem {
         self.table.charged(worker)
     }
 
+    fn patience(&self) -> Option<f64> {
+        Some(self.learned.patience())
+    }
+
     fn check(&self) -> Result<(), String> {
         self.table.check()?;
         self.rooms.check(&self.table)

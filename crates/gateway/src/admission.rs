@@ -88,6 +88,9 @@ pub(crate) async fn count(app: &App) {
                 metrics.set(Family::AdmissionTokens, &[("worker", &worker), ("of", of)], whole(tokens));
             }
         }
+        if let Some(patience) = charged.patience {
+            metrics.gauge(Family::AdmissionPatience, &[("worker", &worker)], patience);
+        }
     }
     let mut seen = app.admission.0.lock().unwrap_or_else(PoisonError::into_inner);
     let (before, syncs, expired) = *seen;

@@ -52,6 +52,7 @@ families! {
     AdmissionHeldTokens, Gauge, "tandem_admission_held_tokens", "", "KV tokens that these turns need: demand beyond what the workers hold, to scale by.";
     AdmissionPrograms, Gauge, "tandem_admission_programs", "", "Programs that admission knows.";
     AdmissionTokens, Gauge, "tandem_admission_tokens", "worker, of", "KV tokens that admission counts at a worker: of running turns, of idle programs (at full weight), and its capacity.";
+    AdmissionPatience, Gauge, "tandem_admission_patience", "worker", "For how many times as long as computing them again takes idle sessions are kept at a worker: it begins at `patience` and follows `reprefill_target`. Policy `tandem` only.";
     AdmissionEvents, Counter, "tandem_admission_events_total", "event", "What admission did: turns admitted, forced, moved, left (by their client, while held); programs paused, marked, resumed, expired.";
     AdmissionWaitSeconds, Histogram, "tandem_admission_wait_seconds", "reason", "Time that a turn waited which admission held, by why it was held.";
     WeightSync, Gauge, "tandem_weight_sync", "", "1 while no turn is dispatched because weights are exchanged.";

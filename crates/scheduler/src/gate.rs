@@ -286,6 +286,12 @@ impl Gate {
         Some((running, idle, member.capacity))
     }
 
+    /// How patient the policy is with idle programs at a worker, where it reckons so.
+    pub(crate) fn patience(&self, worker: WorkerId) -> Option<f64> {
+        let (pool, _) = self.members.get(&worker)?;
+        self.pools.get(pool)?.policy.patience()
+    }
+
     /// Checks the policies and I-GTP-2. `shut` = turns that each pool is thought to hold, `taken` = workers where
     /// admitted turns run or are to run.
     pub(crate) fn check(

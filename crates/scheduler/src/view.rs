@@ -133,6 +133,7 @@ impl WorkerView {
                 idle,
                 device: capacity.map(|capacity| capacity.device),
                 resident: capacity.map(|capacity| capacity.resident),
+                patience: core.gate.patience(id),
             }),
             report: worker.report,
             breaker: worker.breaker.state(),
@@ -141,7 +142,7 @@ impl WorkerView {
 }
 
 /// What admission charges a worker with, in tokens of KV.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ChargedView {
     /// For turns that run there or are to run there.
     pub running: u64,
@@ -151,6 +152,9 @@ pub struct ChargedView {
     pub device: Option<u64>,
     /// The same with its own tiers below.
     pub resident: Option<u64>,
+    /// For how many times as long as computing them again takes idle programs are kept there now; `None` = the policy
+    /// does not reckon so.
+    pub patience: Option<f64>,
 }
 
 /// Admission, over all workers.

@@ -503,13 +503,16 @@ impl<'a> Sim<'a> {
             self.measure.unserved(&live.program, live.sent, self.now);
         }
         let unserved = self.turns.len() as u64;
-        let admission = self.scheduler.view().admission().stats;
+        let view = self.scheduler.view();
+        let admission = view.admission().stats;
+        let admission_patience = view.workers().find_map(|worker| worker.charged?.patience);
         Report {
             unserved_requests: unserved,
             forced_admissions: admission.forced,
             pauses: admission.paused,
             resumes: admission.resumed,
             moves: admission.moved,
+            admission_patience,
             preemptions: self.fleet.preemptions(),
             committed_prefill_tokens: self.fleet.prefill_tokens(),
             worker_turns: self.fleet.turns(),

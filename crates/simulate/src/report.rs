@@ -145,6 +145,8 @@ pub struct Report {
     pub resumes: u64,
     /// Turns that admission sent to another worker than their session's last, although that one was there.
     pub moves: u64,
+    /// For how many times as long as computing them again takes `tandem` kept idle sessions when the run ended.
+    pub admission_patience: Option<f64>,
     /// Preemptions in engines.
     pub preemptions: u64,
     /// Requests sent to each worker; of a pair, to each of the two.
@@ -196,6 +198,7 @@ impl Report {
             ("idle_while_held", self.idle_while_held),
         ];
         figures.extend(self.belady_reused_ratio.map(|ratio| ("belady_reused_ratio", ratio)));
+        figures.extend(self.admission_patience.map(|factor| ("admission_patience", factor)));
         figures
     }
 

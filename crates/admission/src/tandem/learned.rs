@@ -107,6 +107,11 @@ impl Learned {
         })
     }
 
+    /// The factor on the time after which computing again would have been cheaper.
+    pub(super) const fn patience(&self) -> f64 {
+        self.price.factor()
+    }
+
     /// A time as programs are believed to take it, in seconds.
     fn believed(&self, time: Duration) -> f64 {
         let factor = self.gap_factor;

@@ -78,6 +78,8 @@ async fn a_turn_that_finds_no_room_waits_until_there_is_some() {
     );
     let metrics = setup.metrics().await;
     assert!(metrics.contains("tandem_admission_held_turns 1"), "{metrics}");
+    // As it is set: no turn has ended, so nothing was heard of what is computed again.
+    assert!(metrics.contains("tandem_admission_patience{worker=\"e0r0\"} 1.5"), "{metrics}");
     let tokens = metrics.lines().find_map(|line| line.strip_prefix("tandem_admission_held_tokens "));
     assert!(tokens.and_then(|tokens| tokens.parse::<f64>().ok()).is_some_and(|tokens| tokens > 8000.0));
     drop(occupied);
@@ -180,7 +182,10 @@ async fn nothing_is_dispatched_while_weights_are_exchanged() {
     let engine = Engine::fine().await;
     let setup = start_with(&[&engine], |_| {}).await;
     setup.ready().await;
-    assert_eq!(post(&setup, "/weight-sync", r#"{"at_most": "2h"}"#).await.status, 400);
+    for at_most in ["2h", "0s"] {
+        let body = json!({ "at_most": at_most }).to_string();
+        assert_eq!(post(&setup, "/weight-sync", &body).await.status, 400, "{at_most}");
+    }
     let begun = post(&setup, "/weight-sync", r#"{"at_most": "120s"}"#).await;
     assert_eq!((begun.status, begun.json()["running"].as_u64()), (200, Some(0)), "{}", begun.text());
     let mut waiting = Client::connect(setup.addr()).await;
