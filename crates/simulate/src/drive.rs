@@ -207,6 +207,7 @@ impl<'a> Sim<'a> {
                     .into_iter()
                     .map(|Reverse((at, age, event))| Reverse((at - skip, age, event)))
                     .collect();
+                self.fleet.skip(skip);
                 time = time - skip;
             }
         }

@@ -4,6 +4,7 @@
 //! tiers is woken when the next copy is there.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tandem_engine_model::{
     EngineConfig, EngineModel, MemoryStore, Namespace, NoStore, Output, Pass, Prompt, Request, RequestKey,
@@ -181,6 +182,13 @@ impl Fleet {
         }
     }
 
+    /// So much time is skipped, in which no engine computes.
+    pub(crate) fn skip(&mut self, time: Duration) {
+        if let Some(late) = &mut self.late {
+            late.skip(time);
+        }
+    }
+
     /// How many engines stand still.
     pub(crate) fn still(&self) -> u32 {
         let still = self.engines.iter().filter(|engine| !engine.running).count();
@@ -239,4 +247,25 @@ impl Fleet {
 
 pub(crate) const fn worker(index: u32) -> WorkerId {
     WorkerId { engine: EngineId(index), rank: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last token is computed in any case, and its block of 64 with it.
+    #[test]
+    fn the_block_of_the_last_token_is_not_said_to_be_there() {
+        for (input, found, late) in [(128, 1, 0), (129, 2, 0), (128, 1, 5), (129, 2, 5)] {
+            let event_delay = Duration::from_millis(late);
+            let mut fleet = Fleet::new(&SimConfig { event_delay, ..SimConfig::default() }).expect("usable");
+            let work = Work { ids: [1, 2, 3].into(), input, output: 1, priority: 0 };
+            assert!(fleet.submit(0, 1, &work, Time::ZERO));
+            let Some(Next::PassEnds(end)) = fleet.start(0, Time::ZERO) else { panic!("it computes") };
+            let pass = fleet.pass(0, end);
+            fleet.pass_done(0, pass);
+            let held = fleet.prefix(&work, end + event_delay).of(worker(0)).map(|held| held.device);
+            assert_eq!(held, Some(found), "{input} {late}");
+        }
+    }
 }

@@ -100,6 +100,11 @@ impl Late {
         }
     }
 
+    /// So much time is skipped, of messages under way too.
+    pub(crate) fn skip(&mut self, time: Duration) {
+        self.under_way.iter_mut().for_each(|(at, ..)| *at = *at - time);
+    }
+
     /// Leading blocks of a prompt at a worker by tier, each figure including the one before, as far as is known by now.
     pub(crate) fn leading(&mut self, worker: u32, ids: &[u64], now: Time) -> [u32; 3] {
         while self.under_way.front().is_some_and(|(at, _, _)| *at <= now) {
@@ -139,6 +144,17 @@ mod tests {
         assert_eq!(late.leading(0, &[1, 2, 3, 4], at(12)), [3, 3, 3]);
         assert_eq!(late.leading(0, &[1, 2, 3, 4], at(13)), [2, 3, 3], "block 3 went to host memory");
         assert_eq!(late.leading(1, &[1], at(99)), [0, 0, 0], "another worker");
+    }
+
+    #[test]
+    fn time_that_is_skipped_passes_for_messages_too() {
+        let mut late = Late::new(Duration::from_secs(20), 0.0, 1);
+        late.sent(0, at(10), vec![stored(&[1], Tier::Device)]);
+        late.sent(0, at(15), vec![stored(&[2], Tier::Device)]);
+        late.skip(Duration::from_secs(12));
+        assert_eq!(late.leading(0, &[1, 2], at(17)), [0, 0, 0]);
+        assert_eq!(late.leading(0, &[1, 2], at(18)), [1, 1, 1]);
+        assert_eq!(late.leading(0, &[1, 2], at(23)), [2, 2, 2]);
     }
 
     #[test]

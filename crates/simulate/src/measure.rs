@@ -218,3 +218,38 @@ impl Measure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tandem_types::{SessionId, TenantId};
+
+    use super::*;
+
+    const fn at(seconds: u64) -> Time {
+        Time::from_millis(seconds * 1_000)
+    }
+
+    fn of(from: u64) -> Measure {
+        Measure::new(&SimConfig::default(), at(from), None)
+    }
+
+    /// Three of four workers, for 10 s of the measured 40.
+    #[test]
+    fn workers_that_stand_still_count_each() {
+        let mut measure = of(5);
+        measure.stood_still(3, at(0), at(15));
+        assert!((measure.report(at(45), 4).idle_while_held - 30.0 / 160.0).abs() < 1e-12);
+    }
+
+    /// Of 21 sessions three are a tenth.
+    #[test]
+    fn the_slowest_tenth_is_that_of_sessions() {
+        let mut measure = of(0);
+        for seconds in 1..=21 {
+            let name = format!("s{seconds}");
+            let program = ProgramKey::root(TenantId::default(), SessionId::new(&name).expect("an id"));
+            measure.unserved(&program, at(0), at(seconds));
+        }
+        assert!((measure.report(at(30), 1).slowest_tenth_ttft_ms - 20_000.0).abs() < 1e-9);
+    }
+}

@@ -5,7 +5,7 @@
 use tandem_engine_model::{EngineConfig, SchedulingPolicy, TimingModel};
 use tandem_simulate::{Arrivals, Report, SimConfig, run, scheduler_for};
 use tandem_workload::synth::{Kind, Synth};
-use tandem_workload::{Format, ImportOptions, import};
+use tandem_workload::{Format, ImportOptions, Workload, import};
 
 /// Sixteen coding sessions on workers whose pools hold about a third of them.
 fn tight(policy: &str) -> Report {
@@ -77,7 +77,7 @@ fn what_admission_raises_goes_first_where_engines_go_by_priority() {
     ];
     let workload = import(trace.concat().as_bytes(), Format::Dynamo, &ImportOptions::default());
     let workload = workload.expect("a workload");
-    let ttft = |policy, admission: &str| {
+    let ttft_of = |workload: &Workload, policy, admission: &str| {
         let config = SimConfig {
             engine: EngineConfig {
                 timing: TimingModel::Fixed { prefill_ms: 0.0, decode_ms: 1_000.0 },
@@ -89,17 +89,22 @@ fn what_admission_raises_goes_first_where_engines_go_by_priority() {
             scheduler: scheduler_for(admission).expect("a policy"),
             ..SimConfig::default()
         };
-        let report = run(&workload, &config, &mut |_| {}).expect("a report");
+        let report = run(workload, &config, &mut |_| {}).expect("a report");
         assert_eq!((report.completed_requests, report.held_ms.count), (6, 1));
         assert_eq!(report.held_ms.max, 23_000.0, "from 2 s to 25 s");
         (report.ttft_ms.mean * 6.0, report.ttft_ms.max)
     };
+    let ttft = |policy, admission: &str| ttft_of(&workload, policy, admission);
     let near = |(sum, max): (f64, f64), (hand_sum, hand_max): (f64, f64)| {
         assert!((sum - hand_sum).abs() < 1e-6 && (max - hand_max).abs() < 1e-6, "{sum} {max}");
     };
     // D waits 1 s. By arrival E waits 5.5 s and B 35 s; by priority B 25 s and E 8.5 s.
     near(ttft(SchedulingPolicy::Fcfs, "thunderagent"), (41_500.0, 35_000.0));
     near(ttft(SchedulingPolicy::Priority, "thunderagent"), (34_500.0, 25_000.0));
+    // What the client says stands.
+    let mut patient = workload.clone();
+    patient.nodes.iter_mut().filter(|node| node.output_tokens == 4).for_each(|node| node.priority = -1);
+    near(ttft_of(&patient, SchedulingPolicy::Priority, "thunderagent"), (41_500.0, 35_000.0));
     // The package lets no priority through.
     near(ttft(SchedulingPolicy::Priority, "thunderagent-package"), (41_500.0, 35_000.0));
 }

@@ -8,7 +8,7 @@ use tandem_engine_model::{EngineConfig, LinkConfig, TierConfig, TiersConfig, Tim
 use tandem_scheduler::SchedulerConfig;
 use tandem_simulate::{Arrivals, PlayOrder, Report, SimConfig, SimError, run, scheduler_for};
 use tandem_workload::synth::{Kind, Synth};
-use tandem_workload::{Format, ImportOptions, Workload, import};
+use tandem_workload::{Dep, Format, ImportOptions, NodeNo, Trigger, Workload, import};
 
 /// A row of a dynamo trace that began and ended at these milliseconds.
 fn row(
@@ -105,6 +105,54 @@ fn only_time_in_which_nothing_goes_on_is_skipped() {
     assert!((end - 225_430.0).abs() < 50.0, "205.43 + 20 s: {end}");
 }
 
+/// p2 waits for p1's end at 5 s and 100 s more, and for the child's at 57 s and 5 s more: the later time counts, not the last
+/// end.
+#[test]
+fn a_request_waits_for_the_last_of_what_allows_it() {
+    let mut workload = read(&parent_and_child().concat());
+    let dep =
+        |on, delay| Dep { on: NodeNo(on), trigger: Trigger::Completion, delay: Duration::from_secs(delay) };
+    workload.nodes[1].deps = vec![dep(0, 100), dep(2, 5)];
+    let config = SimConfig {
+        engine: seconds_per_token(),
+        workers: 2,
+        scheduler: SchedulerConfig { policy: "round_robin".to_owned(), ..SchedulerConfig::default() },
+        ..SimConfig::default()
+    };
+    let end = simulate(&workload, &config).duration_ms;
+    assert!((end - 105_000.0).abs() < 50.0, "{end}");
+}
+
+#[test]
+fn recorded_beginnings_come_faster_when_asked() {
+    let text = row("A", None, "a", (0, 1_000), 2, "1") + &row("B", None, "b", (100_000, 101_000), 3, "2");
+    let config = SimConfig {
+        engine: seconds_per_token(),
+        arrivals: Arrivals::Recorded { speedup: 4.0 },
+        ..SimConfig::default()
+    };
+    let end = simulate(&read(&text), &config).duration_ms;
+    assert!((end - 27_000.0).abs() < 50.0, "25 s and two tokens: {end}");
+}
+
+/// What ends in the warm-up counts for nothing, and what has not ended is waited for to the end.
+#[test]
+fn the_measured_time_begins_after_the_warm_up_and_ends_with_who_waits() {
+    let text = row("A", None, "a", (0, 1_000), 3, "1,2")
+        + &row("B", None, "b", (10_000, 11_000), 4, "3")
+        + &row("C", None, "c", (20_000, 21_000), 500, "4");
+    let config = SimConfig {
+        engine: EngineConfig { max_num_seqs: 1, ..seconds_per_token() },
+        warmup: Duration::from_secs(5),
+        duration: Some(Duration::from_secs(55)),
+        ..SimConfig::default()
+    };
+    let report = simulate(&read(&text), &config);
+    assert_eq!((report.completed_requests, report.simulated_requests, report.unserved_requests), (1, 2, 1));
+    assert_eq!((report.total_input_tokens, report.total_output_tokens), (64, 4));
+    assert_eq!(report.worst_turn_ms.max, 40_000.0, "C, from 20 s to 60 s");
+}
+
 // I-SIM-1, I-SIM-2, I-SIM-3.
 #[test]
 fn runs_repeat_and_tokens_are_conserved() {
@@ -183,6 +231,30 @@ fn who_does_not_know_where_a_prompt_lies_computes_it_on_more_workers() {
     assert_eq!(used(Duration::ZERO, 1.5), Err(SimError::Loss));
 }
 
+/// Sessions with the same prompt, so far apart; news is 20 s late. Whatever is skipped of the pause between two, who comes
+/// 100 s later knows where the prompt lies, and the second of three who come 15 s apart does not.
+#[test]
+fn news_arrives_in_time_that_is_skipped() {
+    let used = |apart: u64, sessions: u64, idle_cap: Option<u64>| {
+        let at = |i: u64| (i * apart * 1_000, i * apart * 1_000 + 1);
+        let rows =
+            (0..sessions).map(|i| row(&format!("S{i}"), None, &format!("r{i}"), at(i), 2, &ids(1, 100)));
+        let config = SimConfig {
+            engine: seconds_per_token(),
+            workers: 16,
+            scheduler: SchedulerConfig { policy: "kv".to_owned(), ..SchedulerConfig::default() },
+            event_delay: Duration::from_secs(20),
+            idle_cap: idle_cap.map(Duration::from_secs),
+            ..SimConfig::default()
+        };
+        let report = simulate(&read(&rows.collect::<String>()), &config);
+        report.worker_turns.iter().filter(|turns| **turns > 0).count()
+    };
+    for idle_cap in [None, Some(10), Some(0)] {
+        assert_eq!((used(100, 10, idle_cap), used(15, 2, idle_cap)), (1, 2), "{idle_cap:?}");
+    }
+}
+
 /// A takes 57,600 of 64,000 tokens for 40 minutes; B needs 12,800 and is let in at the first look after half an hour.
 #[test]
 fn a_client_waits_longer_than_a_policy_takes_to_force_its_turn_in() {
@@ -197,6 +269,96 @@ fn a_client_waits_longer_than_a_policy_takes_to_force_its_turn_in() {
     assert_eq!((report.forced_admissions, report.refusals, report.completed_requests), (1, 0, 2));
     let held = report.held_ms.max / 1e3;
     assert!((1_800.0..1_806.0).contains(&held), "{held} s: looks are 5 s apart");
+}
+
+/// As above for 40 minutes; B is refused after ten seconds, and again each time that it comes back. Its client has waited since
+/// it asked first.
+#[test]
+fn a_client_that_was_refused_has_waited_since_it_asked_first() {
+    let text = row("A", None, "a", (0, 1_000), 2_400, &ids(1, 900))
+        + &row("B", None, "b", (10_000, 11_000), 1, &ids(2_001, 2_200));
+    let config = SimConfig {
+        engine: seconds_per_token(),
+        scheduler: scheduler_for("tandem").expect("a policy"),
+        hold_max: Duration::from_secs(10),
+        ..SimConfig::default()
+    };
+    let report = simulate(&read(&text), &config);
+    assert!(report.refusals > 10, "{}", report.refusals);
+    let waited = report.ttft_ms.max / 1e3;
+    assert!(
+        (2_389.0..2_460.0).contains(&waited),
+        "A ends at 2,399 s, and B comes back within a minute: {waited}"
+    );
+}
+
+/// 32,000 tokens of A idle while B, which came with 28,160, generates 8,000: 68,160 of 64,000.
+#[test]
+fn admission_hears_of_answers_while_they_grow() {
+    let text = row("A", None, "a1", (0, 1_000), 1, &ids(1, 500))
+        + &row("B", None, "b", (10_000, 11_000), 8_000, &ids(2_001, 2_440))
+        + &row("A", None, "a2", (1_000_000, 1_001_000), 1, &ids(1, 501));
+    let timing = TimingModel::Fixed { prefill_ms: 0.0, decode_ms: 10.0 };
+    let config = SimConfig {
+        engine: EngineConfig { timing, ..seconds_per_token() },
+        scheduler: scheduler_for("thunderagent").expect("a policy"),
+        ..SimConfig::default()
+    };
+    let report = simulate(&read(&text), &config);
+    assert_eq!((report.pauses, report.resumes, report.completed_requests), (1, 1, 3));
+}
+
+/// Of 24 blocks A has 11, the last without a key, then X, which is over, has 11. B needs 11: two that were never used, A's
+/// last and eight more of A's; or X's ten and one that was never used.
+#[test]
+fn an_engine_that_is_told_evicts_first_what_is_over() {
+    let text = row("A", None, "a1", (0, 1_000), 2, &ids(1, 10))
+        + &row("X", None, "x", (10_000, 11_000), 2, &ids(101, 110))
+        + &row("B", None, "b", (20_000, 21_000), 2, &ids(201, 210))
+        + &row("A", None, "a2", (30_000, 31_000), 2, &ids(1, 11));
+    for (demote, blocks) in [(false, 2.0), (true, 10.0)] {
+        let config = SimConfig {
+            engine: EngineConfig { pool_blocks: 24, ..seconds_per_token() },
+            scheduler: scheduler_for("tandem").expect("a policy"),
+            demote,
+            ..SimConfig::default()
+        };
+        let reused = simulate(&read(&text), &config).prefix_cache_reused_ratio;
+        assert!((reused - blocks * 64.0 / 2_624.0).abs() < 1e-9, "{demote}: {reused}");
+    }
+}
+
+/// Two of 10 blocks grow by five each in a pool of 24: B, the later one, is thrown out when both have 12, A takes three of
+/// its blocks, and B finds the nine others when it comes back.
+#[test]
+fn what_is_found_after_a_preemption_counts_beside_what_was_found_first() {
+    let text = row("A", None, "a", (0, 1_000), 320, &ids(1, 10))
+        + &row("B", None, "b", (0, 1_000), 320, &ids(101, 110));
+    let config =
+        SimConfig { engine: EngineConfig { pool_blocks: 24, ..seconds_per_token() }, ..SimConfig::default() };
+    let report = simulate(&read(&text), &config);
+    assert_eq!((report.preemptions, report.first_admission_prefix_cache_reused_ratio), (1, 0.0));
+    let reused = report.prefix_cache_reused_ratio;
+    assert!((reused - 576.0 / 1_280.0).abs() < 1e-9, "{}", reused * 1_280.0);
+}
+
+/// Nothing is computed again. The factor of 1.5 sinks e-fold in 90 s, for the minute after which what was heard is old.
+#[test]
+fn what_admission_learned_is_in_the_report() {
+    let text = row("A", None, "a1", (0, 1_000), 2, "1,2,3")
+        + &row("A", None, "a2", (200_000, 201_000), 2, "1,2,3,4");
+    let patience = |policy: &str| {
+        let scheduler = scheduler_for(policy).expect("a policy");
+        let config = SimConfig { engine: seconds_per_token(), scheduler, ..SimConfig::default() };
+        simulate(&read(&text), &config).admission_patience
+    };
+    let sunk = 1.5 * (-60.0_f64 / 90.0).exp();
+    assert!(
+        patience("tandem").is_some_and(|factor| (factor - sunk).abs() < 1e-6),
+        "{:?}",
+        patience("tandem")
+    );
+    assert_eq!(patience("thunderagent"), None);
 }
 
 #[test]
