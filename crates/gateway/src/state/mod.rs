@@ -347,20 +347,24 @@ impl Keeper {
             }
         }
         self.metrics.set(Family::StateQueue, &[], inner.waiting().order.len());
-        if left == 0 && std::mem::take(&mut inner.waiting().lost) {
-            self.sweep(learned).await;
+        if left == 0 && std::mem::take(&mut inner.waiting().lost) && !self.sweep(learned).await {
+            // What was left out is still not known.
+            inner.waiting().lost = true;
         }
         // An empty batch takes out what was quiet for too long.
         self.opened.writer.write(Vec::new()).await;
     }
 
-    /// Compares all that is kept with what is known.
-    async fn sweep(&self, learned: &mut Vec<u8>) {
-        let keys = self.opened.writer.keys().await;
+    /// Compares all that is kept with what is known; false if that could not be done to the end.
+    async fn sweep(&self, learned: &mut Vec<u8>) -> bool {
+        let Some(keys) = self.opened.writer.keys().await else { return false };
         let programs: Vec<ProgramKey> = keys.iter().filter_map(|key| value::program(key)).collect();
         for batch in programs.chunks(BATCH) {
-            self.write(batch, learned).await;
+            if !self.write(batch, learned).await {
+                return false;
+            }
         }
+        true
     }
 
     async fn write(&self, programs: &[ProgramKey], learned: &mut Vec<u8>) -> bool {
@@ -425,46 +429,4 @@ fn unix_of(time: Time, now: Time, now_ms: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use tandem_types::{SessionId, TenantId};
-
-    use super::*;
-
-    fn program(number: usize) -> ProgramKey {
-        ProgramKey::root(TenantId::default(), SessionId::new(&format!("s{number}")).unwrap())
-    }
-
-    /// I-STA-2; I-STA-1: nobody writes here, and naming waits for nobody.
-    #[test]
-    fn the_longest_waiting_is_left_out_and_counted() {
-        let metrics = Metrics::new().unwrap();
-        let inner = Inner { waiting: Mutex::default(), wake: Notify::new(), metrics: metrics.clone() };
-        let notes = Notes(Some(Arc::new(inner)));
-        for number in 0..WAITING_MAX + 3 {
-            notes.changed(&program(number));
-            // A second change of one that waits takes no second place.
-            notes.changed(&program(number));
-        }
-        assert!(metrics.render().contains("tandem_state_dropped_total 3"), "{}", metrics.render());
-        let inner = notes.0.unwrap();
-        let mut waiting = inner.waiting();
-        assert!(waiting.lost && waiting.order.len() == WAITING_MAX && waiting.known.len() == WAITING_MAX);
-        assert_eq!(waiting.take(2), [program(3), program(4)]);
-        assert!(!waiting.add(&program(3)));
-    }
-
-    #[test]
-    fn without_a_directory_nothing_is_noted() {
-        let notes = Notes::default();
-        notes.changed(&program(1));
-        notes.over(&program(1));
-    }
-
-    /// Times of this run and of all runs.
-    #[test]
-    fn a_time_is_told_as_one_of_the_wall_clock() {
-        let at = Time::from_millis;
-        assert_eq!(unix_of(at(4_000), at(5_500), 1_000_000), 998_500);
-        assert_eq!(unix_of(at(6_000), at(5_500), 1_000_000), 1_000_000);
-    }
-}
+mod tests;

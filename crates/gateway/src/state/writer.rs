@@ -25,8 +25,8 @@ const RETRY: Duration = Duration::from_secs(10);
 pub(super) enum Command {
     /// Write this; whether it was.
     Write(Vec<Change>, oneshot::Sender<bool>),
-    /// All keys that are kept.
-    Keys(oneshot::Sender<Vec<Vec<u8>>>),
+    /// All keys that are kept; `None` = the store is not open.
+    Keys(oneshot::Sender<Option<Vec<Vec<u8>>>>),
 }
 
 /// A way to reach the thread.
@@ -55,13 +55,11 @@ impl Writer {
         self.commands.send(Command::Write(batch, answer)).await.is_ok() && written.await.unwrap_or(false)
     }
 
-    /// All keys that are kept.
-    pub(super) async fn keys(&self) -> Vec<Vec<u8>> {
+    /// All keys that are kept; `None` = that is not known while the store is not open.
+    pub(super) async fn keys(&self) -> Option<Vec<Vec<u8>>> {
         let (answer, keys) = oneshot::channel();
-        if self.commands.send(Command::Keys(answer)).await.is_err() {
-            return Vec::new();
-        }
-        keys.await.unwrap_or_default()
+        self.commands.send(Command::Keys(answer)).await.ok()?;
+        keys.await.ok()?
     }
 
     /// Ends the thread once it has done all that it was told.
@@ -96,8 +94,7 @@ impl Work {
                     let _ = answer.send(written);
                 }
                 Command::Keys(answer) => {
-                    let keys = self.store.as_ref().map(Store::keys).unwrap_or_default();
-                    let _ = answer.send(keys);
+                    let _ = answer.send(self.store.as_ref().map(Store::keys));
                 }
             }
         }
@@ -179,6 +176,30 @@ mod tests {
 
     use super::*;
     use crate::state::store::tests::{Failing, LIMITS, put};
+
+    /// What a write takes out for want of room is counted with what it was told to remove.
+    #[test]
+    fn what_leaves_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = Metrics::new().unwrap();
+        let limits = Limits { programs: 2, ..LIMITS };
+        let mut work = Work {
+            store: Store::on(Failing::new().0, limits).ok(),
+            folder: folder.path().to_owned(),
+            limits,
+            metrics: metrics.clone(),
+            failed: None,
+            retry: RETRY,
+        };
+        let now = unix_ms();
+        assert!(work.write(&[put("a", now - 3, 10), put("b", now - 2, 10), put("c", now - 1, 10)]));
+        assert!(work.write(&[Change::Remove { key: b"b".to_vec() }]));
+        assert!(
+            metrics.render().contains("tandem_state_writes_total{outcome=\"removed\"} 2"),
+            "{}",
+            metrics.render()
+        );
+    }
 
     /// I-STA-5: a full disk is counted, and written to again once it can be.
     #[test]

@@ -152,13 +152,17 @@ async fn a_home_may_be_found_later() {
     let before = start(&[&a.url()], folder.path(), |_| {}).await;
     let mut session = Session::new("s");
     session.turn(&before, "hello").await;
+    Session::new("over").turn(&before, "hello").await;
     end(before).await;
     let after = start(&[&b.url()], folder.path(), |_| {}).await;
     assert_eq!(home(&sessions(&after).await, "default", "s"), Some(Value::Null));
+    let delete = b"DELETE /sessions/over HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    assert_eq!(client::call(after.gateway.admin_addr(), delete).await.status, 200);
     let added = after.post_admin("/workers", &json!({"url": a.url()})).await;
     assert_eq!(added.status, 201, "{}", added.text());
     let id = added.json()["id"].clone();
     after.admin_until("/sessions", |sessions| sessions["programs"][0]["last_worker"]["engine"] == id).await;
+    assert_eq!(sessions(&after).await.len(), 1, "who left meanwhile does not come back");
     after.ready().await;
     assert_eq!(session.turn(&after, "again").await.worker, format!("e{id}r0"));
     a.stop().await;
