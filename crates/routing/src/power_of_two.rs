@@ -42,7 +42,8 @@ pub(crate) fn draw(fleet: &dyn Fleet, reason: Reason, rng: &mut Rng) -> Option<C
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Workers;
+    use crate::Candidate;
+    use crate::testing::{Workers, candidate};
 
     /// I-P2-1.
     #[test]
@@ -60,6 +61,18 @@ mod tests {
         assert_eq!(seen[2], 0);
         for (worker, share) in [(0, 300_u32), (3, 200), (1, 100)] {
             assert!(seen[worker].abs_diff(share) < 45, "{seen:?}");
+        }
+    }
+
+    /// I-P2-1: an adapter to load counts as four requests.
+    #[test]
+    fn a_worker_that_lacks_the_adapter_is_left_for_one_that_is_a_little_busier() {
+        for (busy, chosen) in [(3, 1), (5, 0)] {
+            let cold = Candidate { cold: true, ..candidate(0, 0) };
+            let fleet = Workers::of(vec![cold, candidate(1, busy)]);
+            let choice =
+                PowerOfTwo.choose(&RouteTurn::default(), &fleet, &mut Rng::new(1)).expect("not empty");
+            assert_eq!(choice.worker.engine.0, chosen, "{busy} requests");
         }
     }
 

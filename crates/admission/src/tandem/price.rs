@@ -105,6 +105,20 @@ mod tests {
         assert!((price.factor() - 0.5_f64.exp()).abs() < 0.02, "{}", price.factor());
     }
 
+    /// At four times the wanted part as at three times: e^(2 * 30 / 90) after 30 s.
+    #[test]
+    fn it_rises_no_faster_however_much_is_too_much() {
+        for part in [0.75, 1.0, 2.0] {
+            let mut price = Price { part, ..Price::new(1.0, 0.25) };
+            for tenth in 1..=300 {
+                let now = Time::ZERO + Duration::from_millis(tenth * 100);
+                price.follow(now);
+                price.computed_again(now, part * AVERAGED_S * (1.0 - (-0.1 / AVERAGED_S).exp()));
+            }
+            assert!((price.factor() - (2.0_f64 / 3.0).exp()).abs() < 0.02, "{part}: {}", price.factor());
+        }
+    }
+
     #[test]
     fn what_is_not_told_moves_nothing() {
         let mut price = Price::new(1.5, 0.25);

@@ -353,6 +353,47 @@ fn an_overdue_turn_takes_a_place_as_the_budget_allows() {
     }
 }
 
+/// 5 % of one worker's time for at most 300 s, however long nobody asked, and each second of it once: 15 s, of which a place
+/// of 650 tokens, 96 of 100 times expected back, takes 12.5 s, and one of 900 would take 17.3 s.
+#[test]
+fn the_budget_does_not_pile_up_and_is_spent_once() {
+    let settings = |c: &mut TandemConfig| {
+        (c.overdue, c.give_way, c.turns_at_least) = (Duration::ZERO, 0.0, 1);
+    };
+    for (tokens, runs) in [(650, true), (900, false)] {
+        let mut world = World::new(&config(settings), &[10_000]);
+        world.at(100_000.0);
+        world.arrive("runs", 9_450 - tokens);
+        world.acting("small", tokens);
+        let late = world.arrive("late", 120);
+        assert!(!world.runs(late));
+        world.at(100_002.0);
+        assert_eq!(world.runs(late), runs, "{tokens}");
+        if runs {
+            world.end(late, 120);
+            world.tell(&Event::SessionEnd { program: &key("late") });
+            world.acting("another", tokens);
+            let later = world.arrive("later", 120);
+            world.at(100_004.0);
+            assert!(!world.runs(later), "2.7 s are left");
+        }
+    }
+}
+
+/// Of the 4,000 that come, a worker of 10,000 would have less to compute for its size, but an idle program would lose its
+/// place: 5,000 run there, and 4,000 wait for tools that were to take 6 s and have taken 300.
+#[test]
+fn a_worker_where_nobody_loses_a_place_comes_first() {
+    let mut world = world(&[10_000, 5_000]);
+    let runs = world.arrive("runs", 5_000);
+    world.acting("idle", 4_000);
+    assert_eq!((world.worker(runs), world.charged(0)), (w(0), (5_000, 4_000)));
+    world.at(300.0);
+    let b = world.arrive("b", 4_000);
+    assert_eq!(world.worker(b), w(1));
+    assert!(world.paused.is_empty());
+}
+
 #[test]
 fn an_overdue_turn_keeps_room_for_itself() {
     let mut world = World::new(&config(|c| c.reprefill_share = 0.0), &[10_000]);

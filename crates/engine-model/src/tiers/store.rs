@@ -104,3 +104,17 @@ impl SharedStore for MemoryStore {
         self.link.transfer(now, bytes, self.read_gb_s)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_prefix_that_was_found_the_head_goes_last() {
+        let mut store = MemoryStore::new(3, 1.0);
+        assert_eq!(store.put(&[1, 2, 3], Time::ZERO), [true; 3]);
+        assert_eq!(store.find(&[1, 2, 3, 4], Time::ZERO), 3);
+        store.put(&[9], Time::ZERO);
+        assert_eq!(store.leading(&[1, 2, 3]), 2);
+    }
+}

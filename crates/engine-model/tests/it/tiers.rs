@@ -182,6 +182,73 @@ fn a_store_serves_all_its_engines() {
     assert_eq!(store.len(), 15);
 }
 
+/// SGLang writes to a store and says nothing of it.
+#[test]
+fn what_goes_to_a_store_is_told_by_vllm_alone() {
+    for (flavor, told) in [(Flavor::Vllm, 5), (Flavor::Sglang, 0)] {
+        let mut engine = engine(flavor, 6, TiersConfig { shared: Some(LINK), ..TiersConfig::default() });
+        let mut store = MemoryStore::new(100, 1.0);
+        let seen = run(&mut engine, &mut store, Time::ZERO, 1, 0, 22);
+        assert_eq!(
+            (store.len(), seen.stored.iter().filter(|s| s.0 == Tier::Host).count()),
+            (5, told),
+            "{flavor:?}"
+        );
+    }
+}
+
+/// I-TIR-2: five blocks of 4 ms for the one, then five for the other, each followed by its pass of 10 ms.
+#[test]
+fn reads_of_one_link_come_one_after_the_other() {
+    let mut engine = engine(Flavor::Vllm, 12, TiersConfig { host: tier(100), ..TiersConfig::default() });
+    let mut store = no_store();
+    let mut now = Time::ZERO;
+    for (id, first, count) in [(1, 0, 22), (2, 1_000, 22), (3, 2_000, 46)] {
+        now = run(&mut engine, &mut store, now, id, first, count).now;
+    }
+    engine.submit(request(4, tokens(0, 22), 1)).expect("accepted");
+    engine.submit(request(5, tokens(1_000, 22), 1)).expect("accepted");
+    let (mut at, mut answers, mut pass) = (now, Vec::new(), Pass::default());
+    loop {
+        if engine.step_with(at, &mut store, &mut pass) {
+            at = pass.ends_at;
+            answers.extend(pass.outputs.iter().map(|output| (output.id.0, at.since(now).as_millis())));
+        } else if let Some(wake) = engine.wakes_at() {
+            at = wake;
+        } else {
+            break;
+        }
+    }
+    assert_eq!(answers, [(4, 30), (5, 50)]);
+}
+
+/// Twice as fast: 5 ms of prefill, five blocks of 2 ms.
+#[test]
+fn transfers_are_sped_up_as_passes_are() {
+    let tiers = TiersConfig { host: tier(100), token_bytes: 1_000_000, ..TiersConfig::default() };
+    let fast = EngineConfig { speedup: 2.0, tiers, ..config(6) };
+    let mut engine = EngineModel::new(fast).expect("usable set-up");
+    assert_eq!(run(&mut engine, &mut no_store(), Time::ZERO, 1, 0, 22).now, Time(15 * MS));
+}
+
+/// A prompt of two whole blocks is sent twice. The second time its last token is computed again, and its block is there twice.
+/// While one copy is on the device nothing has to go down.
+#[test]
+fn a_block_goes_down_with_its_last_copy() {
+    let tiers = TiersConfig { host: tier(100), policy: WritePolicy::Back, ..TiersConfig::default() };
+    let mut engine = engine(Flavor::Vllm, 8, tiers);
+    let mut store = no_store();
+    let first = run(&mut engine, &mut store, Time::ZERO, 1, 0, 8);
+    let again = run(&mut engine, &mut store, first.now, 2, 0, 8);
+    assert_eq!(again.cached, 4);
+    // Five blocks were never used; the sixth is the older copy.
+    let third = run(&mut engine, &mut store, again.now, 3, 1_000, 23);
+    let down = |seen: &Seen| seen.stored.iter().filter(|s| s.0 == Tier::Host).count();
+    assert_eq!((third.removed.len(), down(&third)), (1, 0));
+    let fourth = run(&mut engine, &mut store, third.now, 4, 2_000, 5);
+    assert_eq!(down(&fourth), 2);
+}
+
 /// I-EAD-1: a request that needs nothing from below overtakes one that waits for its blocks.
 #[test]
 fn others_go_on_while_one_loads() {

@@ -281,6 +281,33 @@ fn batches_out_of_step_raise_doubts_and_wipe_nothing() {
     assert_eq!(counters.ghosts, 1);
 }
 
+/// I-POOL-4: what the store did before is not known, unless its first batch was heard.
+#[test]
+fn who_joins_late_doubts_what_it_knows() {
+    for (first, doubt) in [(1, None), (7, Some((Doubt::LateJoin, NOW)))] {
+        let mut index = PoolIndex::new(PoolLimits::default());
+        claim(&mut index, &single(RunStart::LocalEnd));
+        list(&mut index, "", &[], NOW);
+        assert_eq!(index.apply(first, &[PoolEvent::Stored(object("s", 1, "k"))], NOW).order, Order::First);
+        assert_eq!(index.doubted(""), doubt);
+    }
+}
+
+/// I-POOL-7: removals are remembered for one listing, and the next one may have as many.
+#[test]
+fn removals_of_one_listing_do_not_count_for_the_next() {
+    let mut index = PoolIndex::new(PoolLimits { tombstones: 2, ..PoolLimits::default() });
+    claim(&mut index, &single(RunStart::LocalEnd));
+    for round in 0..3 {
+        index.begin_listing("", NOW).expect("idle");
+        let events = [10, 11].map(|number| PoolEvent::Removed(object("s", number, "k")));
+        index.apply(round + 1, &events, NOW);
+        assert_eq!(index.finish_listing(true), ListingOutcome::Sweeping, "{round}");
+        settle(&mut index);
+        assert_eq!(index.pages(), 0);
+    }
+}
+
 /// I-POOL-5.
 #[test]
 fn what_events_said_since_the_listing_began_stands() {

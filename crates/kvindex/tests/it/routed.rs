@@ -97,6 +97,18 @@ fn a_withdrawn_dispatch_leaves_what_went_before() {
     assert_eq!((index.credited(), depth(&index, &long, 0)), (0, 0));
 }
 
+/// I-RTD-3.
+#[test]
+fn a_withdrawn_dispatch_takes_nothing_of_a_longer_one_of_the_same_instant() {
+    let index = RoutedIndex::new(Keep::For(Duration::from_secs(5)));
+    let long = prompt(&[1, 2, 3]);
+    let short = &long[..12];
+    index.routed(worker(0), &long, Time::ZERO);
+    let route = index.routed(worker(0), short, Time::ZERO).expect("routed");
+    index.withdraw(worker(0), short, route);
+    assert_eq!(depth(&index, &long, 0), long.len() as u32);
+}
+
 #[test]
 fn knowledge_and_belief_are_joined_worker_by_worker() {
     let (sure, likely) = (RoutedIndex::default(), RoutedIndex::default());

@@ -298,11 +298,17 @@ fn silence_ends_a_session_but_not_a_parent_whose_child_lives() {
     assert!(index.next_deadline().is_some_and(|next| next <= at(30)));
     assert_eq!(index.expire(at(30), 10), [key(1)]);
     assert_eq!((index.sessions(), index.next_deadline()), (0, None));
+    // Shorter than what was reckoned with before.
+    index.open(&key(4), None, at(30));
+    assert_eq!(index.expire(at(31), 10), []);
+    index.set_idle(&key(4), Duration::from_secs(3));
+    assert!(index.next_deadline().is_some_and(|next| next <= at(33)));
+    assert_eq!(index.expire(at(33), 10), [key(4)]);
     for number in 0..5 {
         index.open(&key(number), None, at(31));
     }
     assert_eq!((index.expire(at(60), 2).len(), index.sessions()), (2, 3));
-    assert_eq!(index.counters().expired, 5);
+    assert_eq!(index.counters().expired, 6);
 }
 
 /// I-SES-8.

@@ -323,6 +323,23 @@ fn a_block_goes_with_its_last_copy() {
     assert_eq!(device(&index, &contents), 1);
 }
 
+/// Twice it came before its parent was known, and once after: of three copies two may go.
+#[test]
+fn copies_that_waited_for_their_parent_are_copies_too() {
+    let index = WorkerIndex::default();
+    let contents = chain::chain(&[50, 60]);
+    for _ in 0..2 {
+        index.stored(worker(0), &blocks(Some(5), &[6], &[60]));
+    }
+    assert_eq!(index.stats().orphans, 1);
+    index.stored(worker(0), &blocks(None, &[5, 6], &[50, 60]));
+    assert_eq!((device(&index, &contents), index.stats().orphans), (2, 0));
+    for left in [2, 2, 1] {
+        index.removed(worker(0), Tier::Device, &[6]);
+        assert_eq!(device(&index, &contents), left);
+    }
+}
+
 #[test]
 fn blocks_of_one_salt_or_adapter_are_no_match_for_another() {
     use tandem_kvindex::chain::Namespace;

@@ -1,7 +1,9 @@
 //! Costs worked by hand, and what holds for any fleet.
 
 use proptest::prelude::*;
-use tandem_types::{LabelWish, MatchSource, PrefixMatch, RouteWishes, WeightOverrides, WorkerPrefix};
+use tandem_types::{
+    LabelWish, MatchSource, PrefixMatch, RouteWishes, SharedPrefix, WeightOverrides, WorkerPrefix,
+};
 
 use super::*;
 use crate::testing::{Workers, candidate, worker};
@@ -179,27 +181,60 @@ fn a_worker_whose_programs_have_outgrown_its_pool_lets_them_go_where_there_is_ro
     assert_eq!(at(&[120, 120]), (0, 10_000));
 }
 
+/// A policy that has seen four first prompts of 10,000 tokens, of which `head` says what lay somewhere.
+fn that_saw(head: WorkerPrefix, turn: RouteTurn<'_>) -> (Kv, Rng) {
+    let (mut policy, mut rng) = (Kv::new(KvConfig::default()), Rng::new(1));
+    let found = PrefixMatch { blocks: 100, ..ten_blocks(&[head]) };
+    let turn = RouteTurn { input_tokens: 10_000, program_tokens: Some(0), prefix: Some(&found), ..turn };
+    for _ in 0..4 {
+        policy.choose(&turn, &pools(&[10, 10]), &mut rng).expect("not empty");
+    }
+    (policy, rng)
+}
+
 /// I-KV-8.
 #[test]
 fn what_programs_have_in_common_fills_a_pool_once() {
-    let mut policy = Kv::new(KvConfig::default());
-    let mut rng = Rng::new(1);
-    let head = PrefixMatch { blocks: 100, ..ten_blocks(&[held(1, 50, 50, 50)]) };
-    let new = RouteTurn {
+    let own = PrefixMatch { blocks: 100, ..ten_blocks(&[held(0, 100, 100, 100)]) };
+    let turn = RouteTurn {
+        home: Some(worker(0)),
         input_tokens: 10_000,
-        program_tokens: Some(0),
-        prefix: Some(&head),
+        program_tokens: Some(10_000),
+        prefix: Some(&own),
         ..RouteTurn::default()
     };
-    // Half of each first prompt lies somewhere already.
-    for _ in 0..4 {
-        policy.choose(&new, &pools(&[10, 10]), &mut rng).expect("not empty");
+    // Half of each first prompt lies somewhere already, in whichever tier. A subagent has its parent's: that says nothing
+    // of programs.
+    let first = RouteTurn::default();
+    let child = RouteTurn { parent_home: Some(worker(1)), ..first };
+    for (head, seen, expected) in [
+        (held(1, 50, 50, 50), first, (0, 3_333)),
+        (held(1, 0, 0, 50), first, (0, 3_333)),
+        (held(1, 50, 50, 50), child, (1, 23_333)),
+    ] {
+        let (mut policy, mut rng) = that_saw(head, seen);
+        // 120 thousand are 60 of their own: the pool is not full, and a third beyond the mean counts once. Else it is, as
+        // above.
+        let choice = policy.choose(&turn, &pools(&[120, 60]), &mut rng).expect("not empty");
+        assert_eq!((choice.worker.engine.0, terms_of(&choice, 0).crowding), expected, "{head:?} {seen:?}");
     }
-    let own = PrefixMatch { blocks: 100, ..ten_blocks(&[held(0, 100, 100, 100)]) };
-    let turn = RouteTurn { home: Some(worker(0)), program_tokens: Some(10_000), prefix: Some(&own), ..new };
-    // 120 thousand are 60 of their own: the pool is not full, and a third beyond the mean counts once.
-    let choice = policy.choose(&turn, &pools(&[120, 60]), &mut rng).expect("not empty");
-    assert_eq!((choice.worker, terms_of(&choice, 0).crowding), (worker(0), 3_333));
+}
+
+/// I-KV-9: half of all prompts is common, so that pools have room for twice as much.
+#[test]
+fn a_fleet_is_overfull_by_what_its_programs_do_not_have_in_common() {
+    let (mut policy, mut rng) = that_saw(held(1, 50, 50, 50), RouteTurn::default());
+    let new = RouteTurn { input_tokens: 10_000, program_tokens: Some(0), ..RouteTurn::default() };
+    let mut at = |thousands: &[u64]| {
+        let drawn = (0..12)
+            .map(|_| policy.choose(&new, &pools(thousands), &mut rng).expect("not empty").worker.engine.0);
+        drawn.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+    };
+    // 326 thousand in pools of 300 are 163 of their own: where least lies.
+    assert_eq!(at(&[120, 100, 96]), [2]);
+    // 710 are 355: gathered, but for a worker with room: 160 are 80.
+    assert_eq!(at(&[300, 250, 150]), [2]);
+    assert_eq!(at(&[260, 250, 190]), [0]);
 }
 
 /// I-KV-9.
@@ -306,6 +341,84 @@ fn where_programs_find_their_kv_lost_nobody_follows_the_queues() {
     assert_eq!(reasons.next(), Some(Reason::CheaperThanHome));
     // All is lost each time: 0.2 is passed after fifteen turns, 1 - (63/64)^15 = 0.21, and the queue's 15 prompts soon after.
     assert_eq!(reasons.last(), Some(Reason::Affinity));
+}
+
+/// I-KV-7: new programs, too.
+#[test]
+fn where_programs_find_their_kv_lost_newcomers_go_where_there_is_room() {
+    let mut policy = Kv::new(KvConfig::default());
+    let mut rng = Rng::new(1);
+    let (mut busy, mut crowded) = (candidate(0, 20), candidate(1, 0));
+    (busy.home_tokens, crowded.home_tokens) = (10_000, 20_000);
+    let fleet = Workers::of(vec![busy, crowded]);
+    let new = RouteTurn { input_tokens: 1000, program_tokens: Some(0), ..RouteTurn::default() };
+    let found = ten_blocks(&[]);
+    let home = RouteTurn {
+        home: Some(worker(0)),
+        input_tokens: 1000,
+        program_tokens: Some(1000),
+        prefix: Some(&found),
+        ..RouteTurn::default()
+    };
+    // 20 requests of 512 against 4 * 1000 * (21 / 15.5 - 1) = 1,419.
+    assert_eq!(policy.choose(&new, &fleet, &mut rng).expect("not empty").worker, worker(1));
+    for _ in 0..40 {
+        policy.choose(&home, &fleet, &mut rng).expect("not empty");
+    }
+    // 0.47 is lost, 0.27 beyond what is tolerated: load counts less than a 250th.
+    assert_eq!(policy.choose(&new, &fleet, &mut rng).expect("not empty").worker, worker(0));
+}
+
+/// I-KV-7: a prompt that was compacted lacks nothing of what lies there.
+#[test]
+fn a_shorter_prompt_that_is_all_there_has_lost_nothing() {
+    let mut policy = Kv::new(KvConfig::default());
+    let mut rng = Rng::new(1);
+    let mut home = candidate(0, 0);
+    home.queued_prefill = 50_000;
+    let fleet = Workers::of(vec![home, candidate(1, 0)]);
+    let found = ten_blocks(&[held(0, 10, 10, 10)]);
+    let turn = RouteTurn {
+        home: Some(worker(0)),
+        input_tokens: 1000,
+        program_tokens: Some(4000),
+        prefix: Some(&found),
+        ..RouteTurn::default()
+    };
+    // A queue of 15,000 against 2,100 for a move, each time.
+    for _ in 0..40 {
+        let choice = policy.choose(&turn, &fleet, &mut rng).expect("not empty");
+        assert_eq!(choice.reason, Reason::CheaperThanHome);
+    }
+}
+
+#[test]
+fn a_home_that_may_not_take_the_turn_is_said_to_be_away() {
+    let turn = RouteTurn { home: Some(worker(7)), input_tokens: 100, ..RouteTurn::default() };
+    assert_eq!(choose(&turn, &Workers::new(&[(0, 0), (1, 0)])).reason, Reason::HomeUnavailable);
+}
+
+/// A weight below 0 asks for workers without the label.
+#[test]
+fn a_label_that_is_not_wanted_costs_the_workers_that_have_it() {
+    let wishes = RouteWishes {
+        prefer: vec![LabelWish { label: "slow".to_owned(), weight: -0.25 }],
+        ..RouteWishes::none()
+    };
+    let turn = RouteTurn { input_tokens: 1000, wishes: Some(&wishes), ..RouteTurn::default() };
+    let choice = choose(&turn, &Workers::new(&[(0, 1), (1, 1)]).labelled(1, &["slow"]));
+    assert_eq!([0, 1].map(|engine| terms_of(&choice, engine).labels), [0, 250]);
+}
+
+/// Both have the first eight blocks on disk, a quarter each. The store gives half for each, to who is connected to it.
+#[test]
+fn a_worker_without_the_store_gains_nothing_by_it() {
+    let mut found = ten_blocks(&[held(0, 0, 0, 8), held(1, 0, 0, 8)]);
+    found.shared.push(0..8);
+    found.loadable = Some(vec![SharedPrefix { worker: worker(0), blocks: 0 }]);
+    let turn = RouteTurn { input_tokens: 1000, prefix: Some(&found), ..RouteTurn::default() };
+    let choice = choose(&turn, &Workers::new(&[(0, 0), (1, 0)]));
+    assert_eq!([0, 1].map(|engine| terms_of(&choice, engine).prefill), [600, 800]);
 }
 
 /// I-KV-2.
