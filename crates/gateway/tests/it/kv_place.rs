@@ -130,3 +130,20 @@ async fn a_call_goes_where_its_labels_and_taints_allow() {
         engine.stop().await;
     }
 }
+
+/// Of a worker that an operator removes nothing is left in what is known of caches.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_worker_is_in_no_picture() {
+    let engines = fleet(1).await;
+    let setup = gateway(&engines.iter().collect::<Vec<_>>(), &[PromptSource::Engine], |_| {}).await;
+    setup.exact().await;
+    Session::new("s").turn(&setup, &"hello again ".repeat(20)).await;
+    let held = |kv: &Value| kv["workers"][0]["blocks"].as_u64().is_some_and(|blocks| blocks > 0);
+    setup.admin_until("/kv", held).await;
+    let delete = b"DELETE /workers/0 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    assert_eq!(client::call(setup.gateway.admin_addr(), delete).await.status, 200);
+    setup.admin_until("/kv", |kv| kv["workers"].as_array().is_some_and(Vec::is_empty)).await;
+    for engine in engines {
+        engine.stop().await;
+    }
+}
