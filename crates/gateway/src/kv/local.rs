@@ -248,7 +248,7 @@ impl Memos {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::Path;
 
     use tandem_kvplane::{Plane, PlaneConfig};
@@ -264,7 +264,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../prompt/tests/fixtures/model")
     }
 
-    fn settings(model: &str) -> KvSettings {
+    pub(in crate::kv) fn settings(model: &str) -> KvSettings {
         KvSettings {
             events: true,
             sources: Vec::new(),

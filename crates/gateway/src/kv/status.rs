@@ -87,3 +87,56 @@ pub(super) fn plane(metrics: &Metrics, stats: &PlaneStats) {
     metrics.set(Family::KvStoreObjects, &[], usize::try_from(stats.store.objects).unwrap_or(usize::MAX));
     metrics.set(Family::KvStoreDoubted, &[], usize::from(stats.store.doubted));
 }
+
+#[cfg(test)]
+mod tests {
+    use tandem_types::EngineId;
+
+    use super::*;
+
+    /// A stream with so many of everything that is counted.
+    fn counted(count: u64) -> KvStatus {
+        KvStatus {
+            worker: WorkerId { engine: EngineId(1), rank: 0 },
+            state: KvState::Live,
+            endpoint: None,
+            replay_endpoint: None,
+            last_seq: None,
+            whole: true,
+            connects: 0,
+            disconnects: 0,
+            batches: 0,
+            events: 0,
+            skipped_events: count,
+            decode_errors: count,
+            gaps: count,
+            lost: count,
+            replays: count,
+            replay_failures: 0,
+            restarts: count,
+            duplicates: 0,
+            held: 0,
+            lag: None,
+            last_error: None,
+        }
+    }
+
+    /// 5, then 7: 7 in all. Then 3 of another publisher: 10. Nothing new: 10 still.
+    #[test]
+    fn counts_that_begin_anew_are_added_to_those_before() {
+        let metrics = Metrics::new().unwrap();
+        let mut published = Published::default();
+        for count in [5, 7, 3, 3] {
+            let status = counted(count);
+            published.stream(&metrics, &status);
+            published.before.insert(status.worker, status);
+        }
+        let text = metrics.render();
+        for (name, total) in
+            [("gaps", 10), ("lost_messages", 10), ("replays", 10), ("restarts", 10), ("decode_errors", 20)]
+        {
+            let line = format!("tandem_kv_{name}_total{{worker=\"e1r0\"}} {total}\n");
+            assert!(text.contains(&line), "{line}{text}");
+        }
+    }
+}

@@ -410,3 +410,62 @@ impl Task {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tandem_types::EngineId;
+
+    use super::*;
+
+    const WORKER: WorkerId = WorkerId { engine: EngineId(1), rank: 0 };
+
+    /// A task whose events are young however long they wait.
+    fn task() -> Task {
+        let patient = Duration::from_secs(3600);
+        Task {
+            plane: Plane::new(PlaneConfig {
+                lag_max: patient,
+                stale_after: patient,
+                ..PlaneConfig::default()
+            }),
+            settings: local::tests::settings("*"),
+            events: None,
+            store_events: None,
+            clock: Clock::start(),
+            metrics: Metrics::new().unwrap(),
+            known: BTreeMap::new(),
+            kinds: BTreeMap::new(),
+            longest_wait: Duration::ZERO,
+        }
+    }
+
+    fn live() -> KvUpdate {
+        KvUpdate { worker: WORKER, received: Instant::now(), kind: KvUpdateKind::Live }
+    }
+
+    /// A full channel holds publishers up, and what they hold back has no age here: at three quarters of its 4096 places
+    /// workers are stale, however young the oldest event is.
+    #[test]
+    fn a_crowd_of_young_events_makes_workers_stale() {
+        let (mut task, (sender, mut inbox)) = (task(), mpsc::channel(4096));
+        let changes = |task: &Task, to: &str| {
+            let line = format!("tandem_kv_index_pace_changes_total{{to=\"{to}\"}} 1\n");
+            task.metrics.render().contains(&line)
+        };
+        for _ in 0..3071 {
+            sender.try_send(live()).unwrap();
+        }
+        task.updates(&mut vec![live()], &inbox);
+        assert_eq!(task.plane.stats().workers[0].knowledge.as_str(), "exact");
+        sender.try_send(live()).unwrap();
+        task.updates(&mut vec![live()], &inbox);
+        assert_eq!(task.plane.stats().workers[0].knowledge.as_str(), "stale");
+        assert!(changes(&task, "behind") && !changes(&task, "abreast"), "{}", task.metrics.render());
+        while inbox.try_recv().is_ok() {}
+        task.updates(&mut vec![live()], &inbox);
+        assert_eq!(task.plane.stats().workers[0].knowledge.as_str(), "exact");
+        assert!(changes(&task, "behind") && changes(&task, "abreast"), "{}", task.metrics.render());
+    }
+}

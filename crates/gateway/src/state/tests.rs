@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use tandem_engines::{EngineEvent, EnginesConfig, HttpClient, HttpConfig};
 use tandem_scheduler::{Scheduler, SchedulerConfig};
-use tandem_types::{SessionId, TenantId};
+use tandem_types::{SessionId, TenantId, WorkerId};
 use tokio::sync::mpsc;
 
 use super::store::tests::{Failing, LIMITS};
@@ -48,6 +48,23 @@ fn a_time_is_told_as_one_of_the_wall_clock() {
     let at = Time::from_millis;
     assert_eq!(unix_of(at(4_000), at(5_500), 1_000_000), 998_500);
     assert_eq!(unix_of(at(6_000), at(5_500), 1_000_000), 1_000_000);
+}
+
+/// What is kept of a program that ran once.
+const fn record() -> Record {
+    Record {
+        parent: None,
+        group: None,
+        home: None,
+        prefill: None,
+        turns_dispatched: 1,
+        turns_finished: 1,
+        known_tokens: 10,
+        ended_with_tools: false,
+        stopped: false,
+        outlines: 0,
+        lineage: None,
+    }
 }
 
 /// A keeper that nobody runs, over a disk that fails when it is told to.
@@ -188,20 +205,7 @@ async fn what_was_quiet_for_too_long_leaves_without_a_change_of_others() {
 async fn silence_goes_on_over_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let (mut store, _) = Store::open(folder.path(), Limits { idle_ms: u64::MAX, ..LIMITS }).unwrap();
-    let record = Record {
-        parent: None,
-        group: None,
-        home: None,
-        prefill: None,
-        turns_dispatched: 1,
-        turns_finished: 1,
-        known_tokens: 10,
-        ended_with_tools: false,
-        stopped: false,
-        outlines: 0,
-        lineage: None,
-    };
-    let value = value::encode(unix_ms() - 3_600_000, &record).unwrap();
+    let value = value::encode(unix_ms() - 3_600_000, &record()).unwrap();
     store.write(&[Change::Put { key: value::key(&program(0)), value }], unix_ms()).unwrap();
     let bench = Bench::new(folder.path());
     let from = Restoring {
@@ -216,4 +220,28 @@ async fn silence_goes_on_over_a_restart() {
     // The value was made before the clock was started, and read after it.
     let (from, to) = (Time::ZERO + Duration::from_secs(6_300), Time::ZERO + Duration::from_secs(6_500));
     assert!(last.len() == 1 && (from..to).contains(&last[0]), "{last:?}");
+}
+
+/// Two programs whose engine is added late. One that ended before that stays away, though it had run and was paused.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_left_before_its_home_was_found_does_not_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bench = Bench::new(folder.path()).with(0..2).await;
+    // It answers nobody; its address is all that matters.
+    let engine = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let spec = format!("http://{}", engine.local_addr().unwrap()).parse().unwrap();
+    bench.keeper.engines.add(spec).unwrap();
+    let added = bench.keeper.engines.list().remove(0);
+    let home = Some(Place { engine: added.url.clone(), rank: 3 });
+    let kept =
+        [0, 1].map(|number| (program(number), Record { home: home.clone(), stopped: true, ..record() }));
+    bench.keeper.opened.homeless.insert(added.url, kept.to_vec());
+    bench.keeper.owner.session_end(program(0)).await;
+    bench.keeper.find_homes().await;
+    let homes = bench.keeper.owner.look(|scheduler| {
+        [0, 1].map(|number| scheduler.view().program(&program(number)).map(|known| known.last_worker))
+    });
+    let found = WorkerId { engine: added.id, rank: 3 };
+    assert_eq!(homes.await.unwrap(), [None, Some(Some(found))]);
+    assert!(bench.keeper.opened.homeless.is_empty());
 }

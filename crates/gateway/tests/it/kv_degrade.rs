@@ -160,8 +160,9 @@ async fn an_engine_that_restarts_is_known_anew() {
     let engine = at([0; 3], 1).await;
     let setup = gateway(&[&engine], &[PromptSource::Engine], |_| {}).await;
     setup.exact().await;
-    let mut session = Session::new("s");
+    let (mut session, mut other) = (Session::new("s"), Session::new("another"));
     session.known_turn(&setup, "one").await;
+    let lost = other.known_turn(&setup, "one").await;
     let ports = ports(&engine);
     engine.stop().await;
     setup.admin_until("/workers", |workers| workers["engines"][0]["state"] == "down").await;
@@ -175,6 +176,9 @@ async fn an_engine_that_restarts_is_known_anew() {
     let third = session.turn(&setup, "three").await;
     assert_eq!(third.predicted, Some(third.cached), "{third:?}");
     assert!(third.cached > 0);
+    // Of what the new process never computed nothing is known any more.
+    let again = other.turn(&setup, "two").await;
+    assert_eq!((again.predicted, again.cached), (Some(0), 0), "{lost:?} is gone: {again:?}");
     assert_eq!((clears(&setup, "restarted").await, clears(&setup, "lost").await), (1, 0));
     until(&setup, |worker| worker["stream"]["restarts"] == 1 && worker["hollow"] == false).await;
     engine.stop().await;

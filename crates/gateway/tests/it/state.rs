@@ -8,7 +8,7 @@ use tandem_gateway::{Gateway, StartError};
 use tandem_mock_engine::{MockEngine, MockKind};
 
 use crate::client;
-use crate::sessions::{Session, Turn, engine};
+use crate::sessions::{BLOCK, Session, Turn, engine};
 use crate::setup::{Setup, start_at};
 
 async fn start(urls: &[&str], folder: &Path, more: impl FnOnce(&mut Config)) -> Setup {
@@ -167,6 +167,28 @@ async fn a_home_may_be_found_later() {
     assert_eq!(session.turn(&after, "again").await.worker, format!("e{id}r0"));
     a.stop().await;
     b.stop().await;
+}
+
+/// That answers come back as they were generated is seen in the second turns of one session, and helps a new one after
+/// the restart: its second turn is expected to reuse prompt and answer, where a gateway that learned nothing expects less.
+#[tokio::test(flavor = "multi_thread")]
+async fn how_answers_come_back_is_known_after_a_restart() {
+    let (folder, empty) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let (a, b) = (engine(MockKind::Vllm).await, engine(MockKind::Vllm).await);
+    let before = start(&[&a.url()], folder.path(), |_| {}).await;
+    talk(&before, &mut [Session::new("first")], 0..4).await;
+    end(before).await;
+    let after = start(&[&a.url()], folder.path(), |_| {}).await;
+    let fresh = start(&[&b.url()], empty.path(), |_| {}).await;
+    let said = talk(&after, &mut [Session::new("second")], 0..2).await;
+    let control = talk(&fresh, &mut [Session::new("second")], 0..2).await;
+    assert_eq!(said[1].cached, said[0].blocks() * BLOCK, "{said:?}");
+    assert_eq!(said[1].predicted, Some(said[1].cached), "{said:?}");
+    assert_eq!((control[1].cached, &*control[1].source), (said[1].cached, "lineage"), "{control:?}");
+    assert!(control[1].predicted < Some(control[1].cached), "{control:?}");
+    for engine in [a, b] {
+        engine.stop().await;
+    }
 }
 
 fn config(engine: &MockEngine, folder: &Path) -> Config {
