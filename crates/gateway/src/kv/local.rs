@@ -248,7 +248,7 @@ impl Memos {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::path::Path;
 
     use tandem_kvplane::{Plane, PlaneConfig};
@@ -264,7 +264,7 @@ pub(super) mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../prompt/tests/fixtures/model")
     }
 
-    pub(in crate::kv) fn settings(model: &str) -> KvSettings {
+    fn settings(model: &str) -> KvSettings {
         KvSettings {
             events: true,
             sources: Vec::new(),

@@ -418,19 +418,22 @@ mod tests {
     use tandem_types::EngineId;
 
     use super::*;
+    use crate::config::Config;
 
     const WORKER: WorkerId = WorkerId { engine: EngineId(1), rank: 0 };
 
     /// A task whose events are young however long they wait.
     fn task() -> Task {
         let patient = Duration::from_secs(3600);
+        let urls = vec!["http://127.0.0.1:9".to_owned()];
+        let config = Config { worker_urls: urls, policy: "kv".to_owned(), ..Config::default() };
         Task {
             plane: Plane::new(PlaneConfig {
                 lag_max: patient,
                 stale_after: patient,
                 ..PlaneConfig::default()
             }),
-            settings: local::tests::settings("*"),
+            settings: config.resolve().unwrap().kv.unwrap(),
             events: None,
             store_events: None,
             clock: Clock::start(),
