@@ -7,6 +7,9 @@ use tandem_types::{EngineKind, ProgramKey, TurnId, WorkerId, WorkerRole};
 
 use super::Chaos;
 
+/// Tokens of the longer prompts.
+pub(super) const LONG_PROMPT: u64 = 3_000;
+
 /// Longest answer that a driver tells of.
 pub(super) const ANSWER_MAX: u64 = 800;
 
@@ -113,7 +116,8 @@ impl Chaos {
             Placement::Free(at) | Placement::Prefer(at) | Placement::Pin(at) => at == worker,
             Placement::Any => false,
         };
-        live.stray = !record.admission.as_ref().is_some_and(|admission| named(admission.placement));
+        live.stray =
+            attempt > 1 || !record.admission.as_ref().is_some_and(|admission| named(admission.placement));
         self.went.push(turn);
     }
 
@@ -178,8 +182,8 @@ impl Chaos {
     }
 
     /// Running turns fit the device under `tandem` as it is set by default (I-TAN-1), twice the device where tiers below it
-    /// keep what idles. Slack: one may run alone, an answer may grow beyond what was foreseen, and routing may have to send a
-    /// turn where admission did not.
+    /// keep what idles. Slack: one may run alone, an answer may grow beyond what was foreseen, routing may have to send a
+    /// turn where admission did not, and the room of one that failed may be another's when it is sent again.
     fn respects_capacity(&mut self, view: &View<'_>, turn: TurnId) {
         let Some(live) = self.turns.get(turn) else { return };
         let Some(worker) = live.at else { return };
@@ -187,7 +191,7 @@ impl Chaos {
         else {
             return;
         };
-        if !live.is_turn || !self.next_turn.is_multiple_of(50) {
+        if !live.is_turn || !self.next_turn.is_multiple_of(10) {
             return;
         }
         let Some(charged) = view.worker(worker).and_then(|seen| seen.charged) else { return };
@@ -204,6 +208,12 @@ impl Chaos {
             charged.running
         );
         self.tally("capacity looked at");
+        if charged.running + LONG_PROMPT > device {
+            self.tally("filled to the brim");
+        }
+        if view.admission().stats.held > 0 {
+            self.tally("others wait for room");
+        }
     }
 
     /// The driver and the scheduler agree on what is live, and the scheduler's own invariants hold. Takes time in proportion

@@ -11,7 +11,7 @@ use tandem_types::{
     Time, TurnId, Usage, WorkerId, WorkerInfo, WorkerPrefix, WorkerRole,
 };
 
-use super::checks::ANSWER_MAX;
+use super::checks::{ANSWER_MAX, LONG_PROMPT};
 use super::turns::Live;
 use super::{Chaos, Known};
 use crate::support::{arrival, program};
@@ -187,7 +187,8 @@ impl Chaos {
         LoadReport {
             running: self.rng.below(10),
             waiting: self.rng.below(3),
-            kv_capacity_tokens: (!self.size.steady && self.one_in(4)).then(|| 2000 + self.rng.below(20_000)),
+            kv_capacity_tokens: (self.size.steady.is_none() && self.one_in(4))
+                .then(|| 2000 + self.rng.below(20_000)),
             ..LoadReport::default()
         }
     }
@@ -217,7 +218,8 @@ impl Chaos {
         let (role, kind) = self.role(worker);
         let drawn = (!self.one_in(4)).then(|| 2000 + self.rng.below(20_000));
         let kv_capacity_tokens = self.size.capacity(worker).or(drawn);
-        let tiers = if self.size.steady { worker.engine.0.is_multiple_of(3) } else { self.one_in(3) };
+        let tiers =
+            if self.size.steady.is_some() { worker.engine.0.is_multiple_of(3) } else { self.one_in(3) };
         WorkerInfo {
             role,
             models,
@@ -284,7 +286,7 @@ impl Chaos {
         let turn = if duplicate { again } else { TurnId(self.next_turn) };
         let identified = !self.one_in(16);
         // Some prompts are short enough for a worker for answers.
-        let input_tokens_estimate = if self.one_in(2) { 900 } else { 3000 };
+        let input_tokens_estimate = if self.one_in(2) { 900 } else { LONG_PROMPT };
         let arrival = TurnArrival {
             turn,
             program: identified.then(|| self.program()),
