@@ -30,7 +30,7 @@ impl RoutePolicy for LeastLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Workers, candidate, worker};
+    use crate::testing::{Workers, assert_an_adapter_counts_as_load, worker};
 
     /// I-LL-1.
     #[test]
@@ -49,13 +49,7 @@ mod tests {
     /// I-LL-1: an adapter to load counts as four requests.
     #[test]
     fn a_worker_that_lacks_the_adapter_is_left_for_one_that_is_a_little_busier() {
-        for (busy, chosen) in [(3, 1), (5, 0)] {
-            let cold = Candidate { cold: true, ..candidate(0, 0) };
-            let fleet = Workers::of(vec![cold, candidate(1, busy)]);
-            let choice =
-                LeastLoad.choose(&RouteTurn::default(), &fleet, &mut Rng::new(1)).expect("not empty");
-            assert_eq!(choice.worker, worker(chosen), "{busy} requests");
-        }
+        assert_an_adapter_counts_as_load(&mut LeastLoad);
     }
 
     #[test]

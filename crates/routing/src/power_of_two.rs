@@ -42,8 +42,7 @@ pub(crate) fn draw(fleet: &dyn Fleet, reason: Reason, rng: &mut Rng) -> Option<C
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Candidate;
-    use crate::testing::{Workers, candidate};
+    use crate::testing::{Workers, assert_an_adapter_counts_as_load};
 
     /// I-P2-1.
     #[test]
@@ -67,13 +66,7 @@ mod tests {
     /// I-P2-1: an adapter to load counts as four requests.
     #[test]
     fn a_worker_that_lacks_the_adapter_is_left_for_one_that_is_a_little_busier() {
-        for (busy, chosen) in [(3, 1), (5, 0)] {
-            let cold = Candidate { cold: true, ..candidate(0, 0) };
-            let fleet = Workers::of(vec![cold, candidate(1, busy)]);
-            let choice =
-                PowerOfTwo.choose(&RouteTurn::default(), &fleet, &mut Rng::new(1)).expect("not empty");
-            assert_eq!(choice.worker.engine.0, chosen, "{busy} requests");
-        }
+        assert_an_adapter_counts_as_load(&mut PowerOfTwo);
     }
 
     /// I-ROU-4: what was just placed counts for the next.

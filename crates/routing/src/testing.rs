@@ -2,7 +2,7 @@
 
 use tandem_types::{EngineId, WorkerId};
 
-use crate::{Candidate, Fleet};
+use crate::{Candidate, Fleet, Rng, RoutePolicy, RouteTurn};
 
 pub(crate) const fn worker(engine: u32) -> WorkerId {
     WorkerId { engine: EngineId(engine), rank: 0 }
@@ -17,6 +17,16 @@ pub(crate) const fn candidate(engine: u32, load: u64) -> Candidate {
         home_tokens: 0,
         kv_capacity_tokens: None,
         cold: false,
+    }
+}
+
+/// Of two workers the idle one lacks the turn's adapter, which counts as four requests.
+pub(crate) fn assert_an_adapter_counts_as_load(policy: &mut dyn RoutePolicy) {
+    for (busy, chosen) in [(3, 1), (5, 0)] {
+        let cold = Candidate { cold: true, ..candidate(0, 0) };
+        let fleet = Workers::of(vec![cold, candidate(1, busy)]);
+        let choice = policy.choose(&RouteTurn::default(), &fleet, &mut Rng::new(1)).expect("not empty");
+        assert_eq!(choice.worker, worker(chosen), "{busy} requests");
     }
 }
 
