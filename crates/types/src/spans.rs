@@ -77,14 +77,15 @@ impl<T: Copy> Alike<T> {
     pub fn note<N: Copy>(&self, workers: &[WorkerId], notes: &mut [N], note: N) {
         let from = workers.partition_point(|worker| *worker < self.first);
         let count = workers.get(from..).unwrap_or_default().partition_point(|worker| *worker <= self.last);
-        let (workers, notes) = (workers.iter().skip(from).take(count), notes.iter_mut().skip(from));
-        if self.is_whole() {
-            let ranks = self.first.rank..=self.last.rank;
-            for (worker, place) in workers.zip(notes) {
-                *place = if ranks.contains(&worker.rank) { note } else { *place };
-            }
+        let workers = workers.get(from..from + count).unwrap_or_default();
+        let Some(notes) = notes.get_mut(from..from + count) else { return };
+        let ranks = (self.first.rank, self.last.rank);
+        let between = |worker: &WorkerId| (ranks.0 <= worker.rank) & (worker.rank <= ranks.1);
+        // Without a branch in each step several are looked at at once: mostly they are all of them.
+        if self.is_whole() && workers.iter().fold(true, |all, worker| all & between(worker)) {
+            notes.fill(note);
         } else {
-            let those = workers.zip(notes).filter(|(worker, _)| self.contains(**worker));
+            let those = workers.iter().zip(notes).filter(|(worker, _)| self.contains(**worker));
             those.for_each(|(_, place)| *place = note);
         }
     }
