@@ -107,10 +107,10 @@ pub trait Fleet {
     /// Appends every worker that may take the turn, by id.
     fn all(&self, out: &mut Vec<Candidate>);
     /// The same in columns.
-    fn columns(&self, out: &mut Columns) {
+    fn columns(&self) -> Columns<'_> {
         let mut all = Vec::new();
         self.all(&mut all);
-        all.iter().for_each(|candidate| out.push(candidate));
+        Columns::of(&all)
     }
     /// What a worker's operator says of it.
     fn labels(&self, _worker: WorkerId) -> &[String] {

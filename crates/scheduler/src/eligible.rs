@@ -1,5 +1,6 @@
 //! What a turn asks of a worker, and the workers that fit it.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use tandem_routing::{Candidate, Columns, Fleet};
@@ -111,7 +112,7 @@ pub(crate) struct Eligible<'a> {
     pub(crate) at_home: &'a Homes,
 }
 
-impl Eligible<'_> {
+impl<'a> Eligible<'a> {
     const fn index(&self) -> &BTreeSet<(u64, WorkerId)> {
         if self.wanted.slot { &self.workers.free } else { &self.workers.ready }
     }
@@ -121,7 +122,7 @@ impl Eligible<'_> {
     }
 
     /// Each unbroken row of workers that fit, and whether they would have to load an adapter.
-    fn each_row(&self, take: impl FnMut(Rows<'_>, bool)) {
+    fn each_row(&self, take: impl FnMut(Rows<'a>, bool)) {
         let Self { workers, wanted, .. } = self;
         let choosy = workers.tainted || !wanted.wishes.require.is_empty() || !wanted.except.is_empty();
         let suits = |id| {
@@ -130,6 +131,15 @@ impl Eligible<'_> {
         };
         let suits: Option<&dyn Fn(WorkerId) -> bool> = if choosy { Some(&suits) } else { None };
         workers.roster.rows_of(|brief| wanted.judge(brief), suits, take);
+    }
+}
+
+/// Adds to a column; the first part is lent.
+fn join<'a, T: Clone>(column: &mut Cow<'a, [T]>, part: &'a [T]) {
+    if column.is_empty() {
+        *column = Cow::Borrowed(part);
+    } else {
+        column.to_mut().extend_from_slice(part);
     }
 }
 
@@ -162,21 +172,26 @@ impl Fleet for Eligible<'_> {
         });
     }
 
-    fn columns(&self, out: &mut Columns) {
+    fn columns(&self) -> Columns<'_> {
         if self.are_few() {
             let mut all = Vec::new();
             self.all(&mut all);
-            return all.iter().for_each(|candidate| out.push(candidate));
+            return Columns::of(&all);
         }
-        let before = out.len();
+        let mut all = Columns::default();
         self.each_row(|rows, cold| {
-            out.workers.extend_from_slice(rows.ids);
-            out.load.extend_from_slice(rows.load);
-            out.queued.extend_from_slice(rows.queued);
-            out.capacity.extend_from_slice(rows.capacity);
-            out.cold.resize(out.workers.len(), cold);
+            join(&mut all.workers, rows.ids);
+            join(&mut all.load, rows.load);
+            join(&mut all.queued, rows.queued);
+            join(&mut all.capacity, rows.capacity);
+            if cold {
+                let before = all.workers.len() - rows.ids.len();
+                all.cold.resize(before, false);
+                all.cold.resize(all.workers.len(), true);
+            }
         });
-        self.at_home.of_each(out.workers.get(before..).unwrap_or_default(), &mut out.home);
+        all.home = self.at_home.of_each(&all.workers);
+        all
     }
 
     fn labels(&self, id: WorkerId) -> &[String] {

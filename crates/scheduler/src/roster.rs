@@ -35,6 +35,9 @@ impl Brief {
     }
 }
 
+/// So many workers are compared at once with the one before.
+const PASSED_OVER: usize = 16;
+
 /// All workers.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
@@ -121,34 +124,42 @@ impl Roster {
 
     /// Calls `take` with each unbroken row of workers that fit and whether they would have to load an adapter. `judge`
     /// says whether a worker fits, and that; `suits` whether it does so by what no brief tells, if anything does.
-    pub(crate) fn rows_of(
-        &self,
+    pub(crate) fn rows_of<'a>(
+        &'a self,
         judge: impl Fn(&Brief) -> Option<bool>,
         suits: Option<&dyn Fn(WorkerId) -> bool>,
-        mut take: impl FnMut(Rows<'_>, bool),
+        mut take: impl FnMut(Rows<'a>, bool),
     ) {
         let judged: Vec<Option<bool>> =
             self.briefs.iter().map(|(brief, count)| judge(brief).filter(|_| *count > 0)).collect();
-        let (mut begin, mut last) = (0, (u32::MAX, None));
-        let mut current: Option<bool> = None;
-        for (at, sort) in self.sorts.iter().enumerate() {
-            if last.0 != *sort {
-                last = (*sort, judged.get(place(*sort)).copied().flatten());
-            } else if suits.is_none() {
-                continue;
-            }
+        let (mut begin, mut current): (usize, Option<bool>) = (0, None);
+        let mut at = 0;
+        while let Some(sort) = self.sorts.get(at) {
+            let judged = judged.get(place(*sort)).copied().flatten();
             let fits =
-                last.1.filter(|_| suits.is_none_or(|suits| self.ids.get(at).is_some_and(|id| suits(*id))));
+                judged.filter(|_| suits.is_none_or(|suits| self.ids.get(at).is_some_and(|id| suits(*id))));
             if fits != current {
                 if let Some(cold) = current {
                     take(self.rows(begin..at), cold);
                 }
                 (begin, current) = (at, fits);
             }
+            at += if suits.is_some() { 1 } else { self.alike(at) };
         }
         if let Some(cold) = current {
             take(self.rows(begin..self.ids.len()), cold);
         }
+    }
+
+    /// How many from there on have the same brief, at least one.
+    fn alike(&self, at: usize) -> usize {
+        let rest = self.sorts.get(at..).unwrap_or_default();
+        let Some(sort) = rest.first() else { return 1 };
+        // Mostly all have it: several are passed over at once.
+        let parts = rest.chunks(PASSED_OVER);
+        let same = parts.take_while(|part| part.iter().fold(true, |same, other| same & (other == sort)));
+        let passed = same.map(<[u32]>::len).sum::<usize>();
+        passed + rest.iter().skip(passed).take_while(|other| *other == sort).count()
     }
 
     fn rows(&self, range: Range<usize>) -> Rows<'_> {

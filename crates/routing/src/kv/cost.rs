@@ -25,7 +25,7 @@ use tandem_types::{EngineId, MatchSource, PrefixMatch, WorkerId, WorkerPrefix};
 
 use super::config::{WEIGHT_MAX, Weights};
 use super::crowd::{Crowd, Manner, crowd};
-use crate::columns::{Columns, Row, float};
+use crate::columns::{Columns, Row, float, most};
 use crate::{Fleet, Leg, RouteTurn};
 
 /// What makes up a worker's cost, in tokens, and the blocks behind its credits.
@@ -173,6 +173,13 @@ struct Parts {
     adapter: f64,
 }
 
+/// Candidates that a crowd is compared at: what they hold, their shares with the program there, and their prices.
+struct Places<'a> {
+    capacity: &'a [f64],
+    shares: &'a [f64],
+    prices: &'a mut [f64],
+}
+
 /// What follows from how much of a prompt lies at a worker.
 #[derive(Debug, Clone, Copy)]
 struct At {
@@ -184,7 +191,7 @@ impl<'a> Costs<'a> {
     pub(super) fn new(
         weights: &'a Weights<'a>,
         turn: &'a RouteTurn<'a>,
-        candidates: &Columns,
+        candidates: &Columns<'_>,
         loss: f64,
         common: f64,
     ) -> Self {
@@ -307,27 +314,37 @@ impl<'a> Costs<'a> {
         self.prefers || self.turn.prefix.is_some_and(|found| found.loadable.is_some())
     }
 
-    /// Adds to the price of each candidate what the crowd there costs a program that comes to it.
-    pub(super) fn crowd(&self, candidates: &Columns, prices: &mut [f64]) {
+    /// Adds to the price of each candidate what the crowd there costs a program that comes to it; `shares` is memory for
+    /// that.
+    pub(super) fn crowd(&self, candidates: &Columns<'_>, shares: &mut Vec<f64>, prices: &mut [f64]) {
         let Some(crowd) = &self.crowd else { return };
+        let places = candidates.home.iter().zip(candidates.capacity.iter());
+        shares.clear();
+        shares.extend(places.map(|(home, capacity)| crowd.share(home + crowd.own, *capacity)));
+        let places = Places { capacity: &candidates.capacity, shares, prices };
         // Each way to count has a loop of its own: one that asked in each step would take several times as long.
         match crowd.manner() {
-            Manner::Gather(most) => self.crowd_by(candidates, prices, |shares| crowd.gathered(most, shares)),
-            Manner::ForLife => self.crowd_by(candidates, prices, |shares| crowd.for_life(shares)),
-            Manner::Leaves => self.crowd_by(candidates, prices, |shares| crowd.leaving(shares)),
-            Manner::ForTurn => self.crowd_by(candidates, prices, |shares| crowd.for_turn(shares)),
+            Manner::Gather(most) => self.crowd_by(crowd, places, |shares| crowd.gathered(most, shares)),
+            Manner::ForLife => self.crowd_by(crowd, places, |shares| crowd.for_life(shares)),
+            Manner::Leaves => self.crowd_by(crowd, places, |shares| crowd.leaving(shares)),
+            Manner::ForTurn => self.crowd_by(crowd, places, |shares| crowd.for_turn(shares)),
         }
     }
 
     #[inline]
-    fn crowd_by(&self, candidates: &Columns, prices: &mut [f64], excess: impl Fn(f64) -> f64) {
-        let (Some(crowd), scale) = (&self.crowd, self.scale()) else { return };
-        let (crowding, overfull) = (self.weights.fleet.crowding, self.weights.fleet.overfull);
-        let places = candidates.home.iter().zip(&candidates.capacity);
-        for (price, (&home, &capacity)) in prices.iter_mut().zip(places) {
-            let share = crowd.share(home + crowd.own, capacity);
-            let excess = if crowd.mean > 0.0 { excess(share / crowd.mean) } else { 0.0 };
-            *price += whole(scale * (crowding * excess + overfull * crowd.over(share, capacity)));
+    fn crowd_by(&self, crowd: &Crowd, places: Places<'_>, excess: impl Fn(f64) -> f64) {
+        let Places { capacity, shares, prices } = places;
+        let (scale, crowding, overfull) =
+            (self.scale(), self.weights.fleet.crowding, self.weights.fleet.overfull);
+        let excess = |share: f64| crowding * if crowd.mean > 0.0 { excess(share / crowd.mean) } else { 0.0 };
+        if crowd.fits_all(most(shares)) {
+            for (price, &share) in prices.iter_mut().zip(shares) {
+                *price += rounded(scale * excess(share));
+            }
+        } else {
+            for ((price, &share), &capacity) in prices.iter_mut().zip(shares).zip(capacity) {
+                *price += rounded(scale * (excess(share) + overfull * crowd.over(share, capacity)));
+            }
         }
     }
 
@@ -428,12 +445,18 @@ pub(super) const NO_FRACTION: f64 = 4_503_599_627_370_496.0;
 /// To the nearest token, halves up, nothing below none: records then survive a trip through JSON unchanged.
 #[inline]
 pub(super) fn whole(tokens: f64) -> f64 {
+    if tokens >= NO_FRACTION { tokens } else { rounded(tokens) }
+}
+
+/// The same below [`NO_FRACTION`]; what is not stays so.
+#[inline]
+pub(super) fn rounded(tokens: f64) -> f64 {
     // As `round` does, but without a call or a branch: this runs several times for each worker. What is added has no
     // fractions left and goes to the nearest even number.
     let some = if tokens > 0.0 { tokens } else { 0.0 };
     let even = some + NO_FRACTION - NO_FRACTION;
     let rest = if some - even >= 0.5 { 1.0 } else { 0.0 };
-    if tokens >= NO_FRACTION { tokens } else { even + rest }
+    even + rest
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and not negative")]

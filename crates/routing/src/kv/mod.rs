@@ -35,13 +35,14 @@ mod config;
 mod cost;
 mod crowd;
 mod heads;
+mod kept;
 mod loss;
 mod prices;
 
 use tandem_types::WorkerId;
 
-use crate::columns::Columns;
-use crate::{Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn, SCORES_MAX};
+use crate::columns::least;
+use crate::{Choice, Fleet, Reason, Rng, RoutePolicy, RouteTurn};
 
 pub use config::{KvConfig, KvConfigError};
 pub use cost::{CostTerms, expected_prefill};
@@ -49,6 +50,7 @@ pub use cost::{CostTerms, expected_prefill};
 use config::Weights;
 use cost::Costs;
 use heads::Heads;
+use kept::kept;
 use loss::Loss;
 use prices::Prices;
 
@@ -59,12 +61,6 @@ pub struct Kv {
     loss: Loss,
     heads: Heads,
     /// Memory for one decision's work, kept for the next.
-    work: Work,
-}
-
-#[derive(Debug, Default)]
-struct Work {
-    candidates: Columns,
     prices: Prices,
 }
 
@@ -72,21 +68,23 @@ impl Kv {
     /// With these weights.
     #[must_use]
     pub fn new(config: KvConfig) -> Self {
-        Self { config, loss: Loss::new(), heads: Heads::new(), work: Work::default() }
+        Self { config, loss: Loss::new(), heads: Heads::new(), prices: Prices::default() }
     }
 
     fn compare(
         &self,
         turn: &RouteTurn<'_>,
         fleet: &dyn Fleet,
-        Work { candidates, prices }: &mut Work,
+        prices: &mut Prices,
         rng: &mut Rng,
     ) -> Option<Choice> {
+        let candidates = &fleet.columns();
         let weights = Weights::of(&self.config, turn.wishes);
         let costs = Costs::new(&weights, turn, candidates, self.loss.excess(), self.heads.part());
         prices.fill(&costs, candidates, fleet);
         let chosen = draw(&prices.all, weights.temperature, rng)?;
-        let kept = kept(candidates, &prices.all, chosen, turn.home);
+        let home = turn.home.and_then(|home| candidates.find(home));
+        let kept = kept(&prices.all, chosen, home);
         // Most terms are never looked at: they are made for those that the record keeps.
         let rows = kept.iter().filter_map(|place| candidates.row(*place));
         let mut terms = Vec::with_capacity(kept.len());
@@ -112,11 +110,9 @@ impl RoutePolicy for Kv {
     }
 
     fn choose(&mut self, turn: &RouteTurn<'_>, fleet: &dyn Fleet, rng: &mut Rng) -> Option<Choice> {
-        let mut work = std::mem::take(&mut self.work);
-        work.candidates.clear();
-        fleet.columns(&mut work.candidates);
-        let choice = self.compare(turn, fleet, &mut work, rng);
-        self.work = work;
+        let mut prices = std::mem::take(&mut self.prices);
+        let choice = self.compare(turn, fleet, &mut prices, rng);
+        self.prices = prices;
         if choice.is_some() {
             // After the choice: what this turn finds at home must not count against home (I-KV-1).
             self.loss.learn(turn);
@@ -124,17 +120,6 @@ impl RoutePolicy for Kv {
         }
         choice
     }
-}
-
-fn least(costs: &[f64]) -> f64 {
-    let less = |a: f64, b: f64| if b < a { b } else { a };
-    let (fours, rest) = costs.as_chunks::<4>();
-    let mut least = [f64::INFINITY; 4];
-    for four in fours {
-        // Four at once: each step waits for the one before.
-        least = std::array::from_fn(|at| less(least[at], four[at]));
-    }
-    rest.iter().copied().chain(least).fold(f64::INFINITY, less)
 }
 
 /// The place of the cheapest, equals at random; or, with a temperature, any, cheap ones more often.
@@ -167,37 +152,6 @@ fn reason(turn: &RouteTurn<'_>, fleet: &dyn Fleet, worker: WorkerId, holds_any: 
         (None, _) if holds_any => Reason::Overlap,
         (None, _) => Reason::LowestCost,
     }
-}
-
-/// So many costs are compared at once with what a record keeps.
-const PASSED_OVER: usize = 16;
-
-/// The places of those that a record keeps: the chosen one first, then home, then the others, cheapest first, the lower
-/// id first among equals.
-fn kept(candidates: &Columns, costs: &[f64], chosen: usize, home: Option<WorkerId>) -> Vec<usize> {
-    let at_home = home.and_then(|home| candidates.find(home));
-    let mut kept = Vec::with_capacity(SCORES_MAX);
-    kept.push(chosen);
-    kept.extend(at_home.filter(|at| *at != chosen));
-    let others = SCORES_MAX - kept.len();
-    let mut cheapest: Vec<(f64, usize)> = Vec::with_capacity(others + 1);
-    let mut dearest = f64::INFINITY;
-    // Most of them are no news: several are passed over at once.
-    for (part, costs) in costs.chunks(PASSED_OVER).enumerate() {
-        if least(costs) >= dearest {
-            continue;
-        }
-        for (at, &cost) in (part * PASSED_OVER..).zip(costs) {
-            if cost >= dearest || at == chosen || Some(at) == at_home {
-                continue;
-            }
-            cheapest.insert(cheapest.partition_point(|(other, _)| *other <= cost), (cost, at));
-            cheapest.truncate(others);
-            dearest = cheapest.get(others - 1).map_or(f64::INFINITY, |(cost, _)| *cost);
-        }
-    }
-    kept.extend(cheapest.into_iter().map(|(_, at)| at));
-    kept
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@
 
 use tandem_types::WorkerId;
 
-use super::cost::{Costs, Depths, NO_FRACTION, whole};
+use super::cost::{Costs, Depths, NO_FRACTION, rounded};
 use crate::Fleet;
-use crate::columns::Columns;
+use crate::columns::{Columns, most};
 
 /// Prices by place among the candidates, and memory for making them.
 #[derive(Debug, Default)]
@@ -16,18 +16,16 @@ pub(super) struct Prices {
     pub(super) all: Vec<f64>,
     /// What follows from where the prompt lies, and from home.
     fixed: Vec<f64>,
+    /// Each worker's programs by what it holds, the turn's own there too.
+    shares: Vec<f64>,
 }
 
 impl Prices {
     /// Prices all candidates.
-    pub(super) fn fill(&mut self, costs: &Costs<'_>, candidates: &Columns, fleet: &dyn Fleet) {
+    pub(super) fn fill(&mut self, costs: &Costs<'_>, candidates: &Columns<'_>, fleet: &dyn Fleet) {
         self.fix(costs, &candidates.workers);
-        let (per_queued, per_request) = costs.per_load();
-        self.all.clear();
-        let load = candidates.queued.iter().zip(&candidates.load);
-        let load = load.map(|(&queued, &load)| whole(per_queued * queued) + whole(per_request * load));
-        self.all.extend(load.zip(&self.fixed).map(|(load, fixed)| load + fixed));
-        costs.crowd(candidates, &mut self.all);
+        self.load(costs, candidates);
+        costs.crowd(candidates, &mut self.shares, &mut self.all);
         let mut again = |place: usize| {
             if let (Some(price), Some(row)) = (self.all.get_mut(place), candidates.row(place)) {
                 *price = costs.price_of(row, fleet);
@@ -45,10 +43,26 @@ impl Prices {
             let cold = candidates.cold.iter().enumerate().filter(|(_, cold)| **cold);
             cold.for_each(|(place, _)| again(place));
         }
-        // The sums of larger numbers depend on their order.
-        if self.all.iter().any(|price| *price >= NO_FRACTION) {
+        // The sums of larger numbers depend on their order, and they are rounded otherwise.
+        if most(&self.all) >= NO_FRACTION {
             self.all.clear();
             self.all.extend(candidates.rows().map(|row| costs.price_of(row, fleet)));
+        }
+    }
+
+    /// What follows from what is queued and runs at each, and what was fixed.
+    fn load(&mut self, costs: &Costs<'_>, candidates: &Columns<'_>) {
+        let (per_queued, per_request) = costs.per_load();
+        let counts = candidates.queued.iter().zip(candidates.load.iter()).zip(&self.fixed);
+        self.all.clear();
+        if per_request.fract() > 0.0 {
+            let price =
+                |((queued, load), fixed)| rounded(per_queued * queued) + rounded(per_request * load) + fixed;
+            self.all.extend(counts.map(price));
+        } else {
+            // Whole numbers stay what they are.
+            let price = |((queued, load), fixed)| rounded(per_queued * queued) + per_request * load + fixed;
+            self.all.extend(counts.map(price));
         }
     }
 
@@ -148,8 +162,7 @@ mod tests {
                 wishes: Some(&wishes),
             };
             let fleet = Workers::of(candidates).labelled(5, &["fast"]);
-            let (mut columns, config) = (Columns::default(), KvConfig::default());
-            fleet.columns(&mut columns);
+            let (columns, config) = (fleet.columns(), KvConfig::default());
             let weights = Weights::of(&config, turn.wishes);
             let costs = Costs::new(&weights, &turn, &columns, loss, common);
             let mut prices = Prices::default();

@@ -7,7 +7,7 @@ use tandem_types::{
 
 use super::*;
 use crate::testing::{Workers, candidate, worker};
-use crate::{Candidate, Rng};
+use crate::{Candidate, Rng, SCORES_MAX};
 
 fn held(engine: u32, device: u32, host: u32, disk: u32) -> WorkerPrefix {
     WorkerPrefix { worker: worker(engine), device, host, disk, source: MatchSource::Exact }
