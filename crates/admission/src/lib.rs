@@ -21,6 +21,7 @@
 mod config;
 mod contract;
 mod gap;
+mod gauges;
 mod idle_lease;
 mod kin;
 mod lies;

@@ -63,15 +63,15 @@ impl Lies {
     }
 
     /// At each of some workers, sorted; 0 where nothing is known.
-    pub(crate) fn each(&self, workers: &[WorkerId]) -> Vec<f64> {
-        let mut each = vec![0.0; workers.len()];
+    pub(crate) fn each(&self, workers: &[WorkerId], each: &mut Vec<f64>) {
+        each.clear();
+        each.resize(workers.len(), 0.0);
         for alike in self.holders.alike() {
-            alike.note(workers, &mut each, float(self.tokens(alike.value.depths())));
+            alike.note(workers, each, float(self.tokens(alike.value.depths())));
         }
         for alike in self.blind.alike() {
-            alike.note(workers, &mut each, 0.0);
+            alike.note(workers, each, 0.0);
         }
-        each
     }
 }
 
@@ -105,7 +105,9 @@ mod tests {
         prefix.blind.push(id(7, 0));
         expected.insert(id(7, 0), None);
         let lies = Lies::new(&prefix);
-        for (worker, told) in all.iter().zip(lies.each(&all)) {
+        let mut each = vec![7.0; 3];
+        lies.each(&all, &mut each);
+        for (worker, told) in all.iter().zip(each) {
             let tokens = expected.get(worker).copied().unwrap_or(Some(0));
             assert_eq!(lies.at(*worker), tokens, "{worker}");
             assert!(told.total_cmp(&float(tokens.unwrap_or(0))).is_eq(), "{worker}");

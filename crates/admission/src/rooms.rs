@@ -1,4 +1,4 @@
-//! How full workers are, and of each what a comparison of the whole fleet asks in one piece of memory, by id.
+//! How full workers are, by id, and beside it what a comparison of the whole fleet asks ([`Gauges`]).
 //!
 //! - I-ROM-1 a gauge says what its room says, and a room what the table and the last weighing of its idle programs say, once
 //!   it was brought up to date.
@@ -7,6 +7,7 @@
 use tandem_types::{Time, WorkerId};
 
 use crate::contract::Capacity;
+use crate::gauges::{Gauge, Gauges};
 use crate::table::{Slot, TOKENS_MAX, Table, Worker};
 
 /// No program counts for so many tokens ([`TOKENS_MAX`]).
@@ -60,52 +61,6 @@ pub(crate) struct Room {
     pub(crate) list: Vec<Weighed>,
 }
 
-/// Of a worker what a comparison of the whole fleet asks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Gauge {
-    pub(crate) ready: bool,
-    /// Its capacity is known.
-    pub(crate) told: bool,
-    /// It has idle programs.
-    pub(crate) idles: bool,
-    /// Tokens of running turns and of heads.
-    pub(crate) tokens: f64,
-    /// Running turns.
-    pub(crate) running: f64,
-    /// As in [`Room`].
-    pub(crate) weighted: f64,
-    pub(crate) giving: f64,
-    pub(crate) served: f64,
-    /// What the device holds, and what the worker does. 0 = not told.
-    pub(crate) device: f64,
-    pub(crate) resident: f64,
-    /// Up to how many tokens it is filled.
-    pub(crate) admits: f64,
-    /// What running turns may take.
-    pub(crate) running_max: f64,
-}
-
-impl Gauge {
-    fn of(room: &Room, limits: &Limits) -> Self {
-        let (device, resident) =
-            room.capacity.map_or((0.0, 0.0), |capacity| (float(capacity.device), float(capacity.resident)));
-        Self {
-            ready: room.ready,
-            told: room.capacity.is_some(),
-            idles: !room.list.is_empty(),
-            tokens: room.tokens,
-            running: f64::from(room.running),
-            weighted: room.weighted,
-            giving: room.giving,
-            served: room.served,
-            device,
-            resident,
-            admits: room.capacity.map_or(f64::INFINITY, |capacity| limits.admits(capacity)),
-            running_max: room.capacity.map_or(f64::INFINITY, |capacity| limits.running_max(capacity)),
-        }
-    }
-}
-
 /// Up to what parts workers are filled.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Limits {
@@ -142,7 +97,7 @@ pub(crate) struct Rooms {
     all: Vec<Room>,
     /// Their ids alone, to search in.
     ids: Vec<WorkerId>,
-    gauges: Vec<Gauge>,
+    gauges: Gauges,
     /// How many are ready.
     pub(crate) ready: usize,
     /// Up to which old weighings were looked for.
@@ -164,12 +119,12 @@ impl Rooms {
         u32::try_from(self.ready.max(1)).map_or(f64::MAX, f64::from)
     }
 
-    pub(crate) fn gauge(&self, id: WorkerId) -> Option<&Gauge> {
+    pub(crate) fn gauge(&self, id: WorkerId) -> Option<Gauge> {
         self.gauges.get(self.find(id)?)
     }
 
     /// Of every worker what a comparison asks, by id.
-    pub(crate) fn gauges(&self) -> &[Gauge] {
+    pub(crate) const fn gauges(&self) -> &Gauges {
         &self.gauges
     }
 
@@ -195,8 +150,8 @@ impl Rooms {
 
     /// Puts it back.
     pub(crate) fn put(&mut self, index: usize, room: Room) {
-        if let (Some(place), Some(gauge)) = (self.all.get_mut(index), self.gauges.get_mut(index)) {
-            *gauge = Gauge::of(&room, &self.limits);
+        if let Some(place) = self.all.get_mut(index) {
+            self.gauges.set(index, Gauge::of(&room, &self.limits));
             *place = room;
         }
     }
@@ -229,11 +184,11 @@ impl Rooms {
             self.all.insert(at, room);
         }
         let (Ok(at) | Err(at)) = place;
-        if let (Some(room), Some(gauge)) = (self.all.get_mut(at), self.gauges.get_mut(at)) {
+        if let Some(room) = self.all.get_mut(at) {
             self.ready = self.ready - usize::from(room.ready) + usize::from(worker.ready);
             (room.ready, room.capacity, room.running) = (worker.ready, worker.capacity, worker.running);
             room.tokens = float(worker.running_tokens + worker.shared);
-            *gauge = Gauge::of(room, &self.limits);
+            self.gauges.set(at, Gauge::of(room, &self.limits));
         }
     }
 
@@ -243,7 +198,7 @@ impl Rooms {
         if ids != self.ids || self.ready != self.all.iter().filter(|room| room.ready).count() {
             return Err("rooms are not listed as they are".to_owned());
         }
-        if !self.gauges.iter().copied().eq(self.all.iter().map(|room| Gauge::of(room, &self.limits))) {
+        if !self.gauges.rows().eq(self.all.iter().map(|room| Gauge::of(room, &self.limits))) {
             return Err("a gauge does not say what its room says".to_owned());
         }
         for (id, worker) in table.workers.iter().filter(|(id, _)| !table.has_changed(**id)) {

@@ -47,19 +47,16 @@ use std::time::Duration;
 use tandem_types::{Time, TurnId, WorkerId};
 
 use crate::contract::{Action, Arrival, Capacity, End, Event, Grant, HoldReason, Placement, Stats};
+use crate::gauges::Gauge;
 use crate::rooms::{Rooms, Weighed, float};
 use crate::table::{Left, Program, Rules, Slot, Table, Turn};
 use crate::{AdmissionConfig, AdmissionPolicy};
 
 pub use config::TandemConfig;
 
-use fits::{Fit, smallest};
+use fits::{Fit, Work, smallest};
 use learned::{Kind, Learned};
 
-/// While a turn fills its home, or a newcomer any worker, to no more than this, where it goes is not a question of memory,
-/// and routing decides: below three quarters of the pools no gate gains anything (independent hardware campaign,
-/// zetxqx's thunderagent-original-verification).
-const ROOMY: f64 = 0.75;
 /// Between two looks while turns wait.
 const LOOK: Duration = Duration::from_secs(1);
 /// Probabilities of return are this old at most.
@@ -82,6 +79,7 @@ pub(crate) struct Tandem {
     table: Table,
     learned: Learned,
     rooms: Rooms,
+    work: Work,
     /// Workers whose idle programs are to be weighed before they are compared.
     unweighed: Vec<WorkerId>,
     /// When old weighings were looked for last.
@@ -104,6 +102,7 @@ impl Tandem {
             ),
             learned: Learned::new(&config.tandem),
             rooms: Rooms::new(config.tandem.limits()),
+            work: Work::default(),
             unweighed: Vec::new(),
             renewed: None,
             dear: None,
@@ -196,11 +195,11 @@ impl Tandem {
                 self.weigh(now, index);
             }
             let Some(gauge) = self.rooms.gauge(home) else { return Err(HoldReason::NoRoom) };
-            if !self.may_run(gauge, need) {
+            let answer = self.learned.answer;
+            if !gauge.may_run(answer, need) {
                 return Err(HoldReason::NoRoom);
             }
-            let used = self.used(gauge);
-            let roomy = Self::is_roomy(gauge, used + need);
+            let roomy = gauge.is_roomy(gauge.used(answer) + need);
             return Ok(Fit::free(if roomy { Placement::Free(home) } else { Placement::Pin(home) }));
         }
         self.renew(now);
@@ -211,7 +210,9 @@ impl Tandem {
         {
             return Ok(fit);
         }
-        let (best, roomy) = self.best(turn, ask, reserved);
+        let mut work = std::mem::take(&mut self.work);
+        let (best, roomy) = self.best(turn, ask, reserved, &mut work);
+        self.work = work;
         let at = best.ok_or(held)?;
         let lies = turn.lies.at(at);
         let fit = self.fit(ask, at, lies).ok_or(held)?;
@@ -254,9 +255,9 @@ impl Tandem {
         self.follow();
         let Some(index) = self.rooms.find(id) else { return };
         self.weigh(now, index);
-        let gauge = self.rooms.gauge(id).filter(|gauge| gauge.told);
+        let gauge = self.rooms.gauge(id).filter(Gauge::is_told);
         let (Some(room), Some(gauge)) = (self.rooms.get(id), gauge) else { return };
-        let (used, resident) = (self.used(gauge), gauge.resident);
+        let (used, resident) = (gauge.used(self.learned.answer), gauge.resident);
         if used <= resident * self.config.pause {
             return;
         }

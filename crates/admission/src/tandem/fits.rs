@@ -4,9 +4,10 @@
 
 use tandem_types::{TurnId, WorkerId};
 
-use super::{COST, ROOMY, Tandem};
+use super::{COST, Tandem};
 use crate::contract::Placement;
-use crate::rooms::{Gauge, Room, Weighed, float};
+use crate::gauges::{Asked, least};
+use crate::rooms::{Room, Weighed, float};
 use crate::table::{Heads, Program, Slot, Turn};
 
 /// What a turn asks of any worker.
@@ -33,6 +34,13 @@ pub(super) struct Bound {
     pub(super) second: f64,
 }
 
+/// Memory for a comparison of the fleet, kept for the next one: of each worker what it says of a turn.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    lies: Vec<f64>,
+    scores: Vec<f64>,
+}
+
 /// Where a turn can go, and who has to give way for it.
 #[derive(Debug)]
 pub(super) struct Fit {
@@ -51,117 +59,54 @@ impl Tandem {
         float(ask.need(at, lies)) + self.learned.answer
     }
 
-    /// What a turn may need at most to fit at a worker, were all who may give way to do so.
-    fn free(&self, gauge: &Gauge) -> f64 {
-        let running = self.running(gauge);
-        let free = gauge.admits - (running + gauge.weighted) + gauge.giving;
-        if gauge.running > 0.0 { least(free, gauge.running_max - running) } else { f64::INFINITY }
-    }
-
-    /// Tokens that running turns will take, their growth and shared heads included.
-    fn running(&self, gauge: &Gauge) -> f64 {
-        gauge.tokens + gauge.running * self.learned.answer / 2.0
-    }
-
-    pub(super) fn used(&self, gauge: &Gauge) -> f64 {
-        self.running(gauge) + gauge.weighted
-    }
-
-    /// Whether a turn may run beside those that do. One that is alone may, however large.
-    pub(super) fn may_run(&self, gauge: &Gauge, need: f64) -> bool {
-        gauge.running <= 0.0 || self.running(gauge) + need <= gauge.running_max
-    }
-
     pub(super) fn ask(&self, turn: &Turn) -> Ask {
         let heads = self.table.program(turn.slot).map_or_else(|| Program::default().heads(), Program::heads);
         Ask { prompt: turn.prompt, heads }
     }
 
-    /// What a turn needs at each worker, and how much of its prompt has to be computed there.
-    fn asks(&self, turn: &Turn, ask: Ask) -> (Vec<f64>, Vec<f64>) {
-        let lies = turn.lies.each(self.rooms.ids());
-        // Whole numbers below 2^52: as exact as [`Ask::need`], and several at once.
-        let (prompt, others) = (float(ask.prompt), float(ask.heads.elsewhere()));
-        let need = |lies: &f64| most(prompt - least(*lies, others), 0.0) + self.learned.answer;
-        let mut needs: Vec<f64> = lies.iter().map(need).collect();
-        let missing = lies.iter().map(|lies| most(prompt - lies, 0.0)).collect();
-        if let Some(home) = ask.heads.home()
-            && let Some(at_home) = self.rooms.find(home).and_then(|at| needs.get_mut(at))
-        {
-            *at_home = self.need(ask, home, turn.lies.at(home));
+    /// What a turn asks of each worker. Whole numbers below 2^52: as exact as [`Ask::need`].
+    fn asked(&self, turn: &Turn, ask: Ask) -> Asked {
+        let at_home = |home| Some((self.rooms.find(home)?, self.need(ask, home, turn.lies.at(home))));
+        Asked {
+            prompt: float(ask.prompt),
+            others: float(ask.heads.elsewhere()),
+            answer: self.learned.answer,
+            home: ask.heads.home().and_then(at_home),
         }
-        (needs, missing)
     }
 
     /// The worker of which a turn takes the least part, and whether all have room to spare.
-    pub(super) fn best(&self, turn: &Turn, ask: Ask, reserved: Option<WorkerId>) -> (Option<WorkerId>, bool) {
-        let mut roomy = reserved.is_none();
-        let mut best: Option<(f64, usize)> = None;
+    pub(super) fn best(
+        &self,
+        turn: &Turn,
+        ask: Ask,
+        reserved: Option<WorkerId>,
+        Work { lies, scores }: &mut Work,
+    ) -> (Option<WorkerId>, bool) {
+        turn.lies.each(self.rooms.ids(), lies);
+        let asked = self.asked(turn, ask);
+        let roomy = self.rooms.gauges().scores(&asked, lies, scores);
         let reserved = reserved.and_then(|reserved| self.rooms.find(reserved));
-        let (needs, missing) = self.asks(turn, ask);
-        let gauges = self.rooms.gauges().iter().enumerate();
-        for ((at, gauge), (&need, &missing)) in gauges.zip(needs.iter().zip(&missing)) {
-            if !gauge.ready || Some(at) == reserved {
-                continue;
-            }
-            let score = self.score(gauge, need, missing);
-            roomy &= score.is_some() && Self::is_roomy(gauge, self.used(gauge) + need + missing);
-            if let Some(score) = score
-                && best.is_none_or(|(least, _)| score < least)
-            {
-                best = Some((score, at));
-            }
+        if let Some(kept) = reserved.and_then(|at| scores.get_mut(at)) {
+            *kept = f64::INFINITY;
         }
-        (best.and_then(|(_, at)| self.rooms.ids().get(at).copied()), roomy)
-    }
-
-    /// Whether routing may decide although so many tokens of a worker would be taken: of device memory, for what has to
-    /// come up from lower tiers takes as long wherever it goes.
-    pub(super) fn is_roomy(gauge: &Gauge, taken: f64) -> bool {
-        !gauge.told || taken <= gauge.device * ROOMY
-    }
-
-    /// The part of a worker that would be taken if a turn went there; 1 more where idle programs would lose their places.
-    /// `None` = it does not fit.
-    #[inline]
-    fn score(&self, gauge: &Gauge, need: f64, missing: f64) -> Option<f64> {
-        // Where nothing is known of its room, its running turns stand for it.
-        if !gauge.told {
-            return Some(gauge.running * 1e-3);
-        }
-        let used = self.used(gauge);
-        if !self.may_run(gauge, need) {
-            return None;
-        }
-        let score = (used + need + missing) / gauge.resident;
-        let lacks = used + need - gauge.admits;
-        if lacks <= 0.0 {
-            return Some(score);
-        }
-        let gives = if Self::is_alone(gauge, need) {
-            !gauge.idles || gauge.weighted >= used
-        } else {
-            gauge.giving >= lacks
-        };
-        // Taking a place costs somebody something.
-        gives.then_some(score + 1.0)
-    }
-
-    /// Whether a turn is let in because nothing else runs there, too large as it is.
-    fn is_alone(gauge: &Gauge, need: f64) -> bool {
-        gauge.running <= 0.0 && need > gauge.admits
+        let best = first_least(scores).and_then(|at| self.rooms.ids().get(at).copied());
+        (best, roomy && reserved.is_none())
     }
 
     /// How a turn fits at a worker.
     pub(super) fn fit(&self, ask: Ask, at: WorkerId, lies: Option<u64>) -> Option<Fit> {
         let (room, gauge) = (self.rooms.get(at)?, self.rooms.gauge(at)?);
         let need = self.need(ask, at, lies);
-        self.score(gauge, need, float(ask.prompt.saturating_sub(lies.unwrap_or(0))))?;
-        if !gauge.told {
+        let missing = float(ask.prompt.saturating_sub(lies.unwrap_or(0)));
+        if gauge.score(self.learned.answer, need, missing) >= f64::INFINITY {
+            return None;
+        }
+        if !gauge.is_told() {
             return Some(Fit::free(Placement::Prefer(at)));
         }
-        let used = self.used(gauge);
-        let alone = Self::is_alone(gauge, need);
+        let used = gauge.used(self.learned.answer);
+        let alone = gauge.is_alone(need);
         let bound = if alone { f64::INFINITY } else { self.config.give_way };
         let list = room.list.iter().filter(|idle| idle.weight < bound);
         let victims = enough(list, if alone { used } else { used + need - gauge.admits });
@@ -171,10 +116,9 @@ impl Tandem {
     /// The worker with most room that is not taken.
     pub(super) fn most_room(&self) -> Option<WorkerId> {
         let mut best: Option<(f64, usize)> = None;
-        for (at, gauge) in
-            self.rooms.gauges().iter().enumerate().filter(|(_, gauge)| gauge.ready && gauge.told)
-        {
-            let free = gauge.admits - self.used(gauge);
+        let gauges = self.rooms.gauges().rows().enumerate();
+        for (at, gauge) in gauges.filter(|(_, gauge)| gauge.is_ready() && gauge.is_told()) {
+            let free = gauge.admits - gauge.used(self.learned.answer);
             if best.is_none_or(|(most, _)| free > most) {
                 best = Some((free, at));
             }
@@ -183,15 +127,7 @@ impl Tandem {
     }
 
     pub(super) fn bound(&self) -> Bound {
-        let (mut most, mut second, mut place) = (f64::NEG_INFINITY, f64::NEG_INFINITY, None);
-        for (at, gauge) in self.rooms.gauges().iter().enumerate().filter(|(_, gauge)| gauge.ready) {
-            let free = self.free(gauge);
-            if free > most {
-                (second, most, place) = (most, free, Some(at));
-            } else if free > second {
-                second = free;
-            }
-        }
+        let (most, place, second) = self.rooms.gauges().most_free(self.learned.answer);
         Bound { most, at: place.and_then(|at| self.rooms.ids().get(at).copied()), second }
     }
 
@@ -220,22 +156,25 @@ impl Tandem {
                 let head = heads.at(at, Some(lies));
                 // Where it would not fit into the most that is free, nobody has to be looked up.
                 let gauge = Some(at).filter(|_| fits(head, most)).and_then(|at| self.rooms.gauge(at));
-                gauge.is_some_and(|gauge| gauge.ready && fits(head, self.free(gauge)))
+                gauge.is_some_and(|gauge| fits(head, gauge.free(self.learned.answer)))
             })
         };
         !fits(heads.anywhere(turn.lies.others), most) && !fits_deepest()
     }
 
     /// Where a turn fits at the least cost for idle programs that have had their turns, and that cost in seconds.
-    pub(super) fn cheapest(&self, id: TurnId) -> Option<(f64, Fit)> {
+    pub(super) fn cheapest(&self, id: TurnId, Work { lies, .. }: &mut Work) -> Option<(f64, Fit)> {
         let turn = self.table.turn(id)?;
         // Workers with what they lack, those first that could cost least.
         let mut could: Vec<(f64, f64, &Room)> = Vec::new();
-        let (needs, _) = self.asks(turn, self.ask(turn));
-        let gauges = self.rooms.gauges().iter().zip(self.rooms.all()).zip(&needs);
-        for ((gauge, room), need) in gauges.filter(|((gauge, _), _)| gauge.ready && gauge.told) {
-            let lacks = self.used(gauge) + need - gauge.admits;
-            if self.may_run(gauge, *need) && gauge.served >= lacks {
+        turn.lies.each(self.rooms.ids(), lies);
+        let asked = self.asked(turn, self.ask(turn));
+        let gauges = self.rooms.gauges().rows().enumerate().zip(self.rooms.all()).zip(lies);
+        for (((at, gauge), room), lies) in gauges {
+            let need = asked.need(at, *lies);
+            let lacks = gauge.used(asked.answer) + need - gauge.admits;
+            let may = gauge.is_ready() && gauge.is_told() && gauge.may_run(asked.answer, need);
+            if may && gauge.served >= lacks {
                 could.push((lacks.max(0.0) / self.learned.rate.fastest() * COST, lacks, room));
             }
         }
@@ -261,12 +200,15 @@ impl Tandem {
     }
 }
 
-const fn least(a: f64, b: f64) -> f64 {
-    if b < a { b } else { a }
-}
-
-const fn most(a: f64, b: f64) -> f64 {
-    if b > a { b } else { a }
+/// The place of the least of some numbers, the first among equals, if one is finite.
+fn first_least(numbers: &[f64]) -> Option<usize> {
+    // Four at once: each step waits for the one before.
+    let (fours, rest) = numbers.as_chunks::<4>();
+    let lanes = fours
+        .iter()
+        .fold([f64::INFINITY; 4], |lanes, four| std::array::from_fn(|at| least(lanes[at], four[at])));
+    let smallest = rest.iter().copied().chain(lanes).fold(f64::INFINITY, least);
+    numbers.iter().position(|number| *number <= smallest).filter(|_| smallest < f64::INFINITY)
 }
 
 /// The first of those listed that free enough together, or all of them.

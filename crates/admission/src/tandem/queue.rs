@@ -117,7 +117,9 @@ impl Tandem {
             return self.roomiest(now);
         }
         self.renew(now);
-        let best = self.cheapest(id);
+        let mut work = std::mem::take(&mut self.work);
+        let best = self.cheapest(id, &mut work);
+        self.work = work;
         match best {
             Some((cost, fit)) if cost <= self.credit => {
                 self.credit -= cost;
