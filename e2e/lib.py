@@ -177,10 +177,10 @@ class Fleet:
     """Mock engines with a Tandem in front, in a folder of their own."""
 
     def __init__(self, folder, engines=1, model="tiny", mock_args=(), serve_args=(), env=None, upstreams=None,
-                 bodies=True):
+                 bodies=True, events=False):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.model, self.bodies = model, bodies
+        self.model, self.bodies, self.events = model, bodies, events
         self.processes, self.urls = [], []
         self.trace = self.folder / "trace.jsonl"
         if upstreams is None:
@@ -199,8 +199,9 @@ class Fleet:
 
     def _mock(self, number, mock_args):
         port = free_port()
-        argv = [binary(), "mock-engine", "--host", HOST, "--port", str(port), "--model", self.model, "--no-kv-events",
+        argv = [binary(), "mock-engine", "--host", HOST, "--port", str(port), "--model", self.model,
                 "--record", str(self.folder / f"wire-{number}.jsonl"), *(["--record-bodies"] if self.bodies else []),
+                *([] if self.events else ["--no-kv-events"]),
                 "--seed", str(number), *mock_args]
         self.processes.append(Process(argv, self.folder / f"engine-{number}.log"))
         url = f"http://{HOST}:{port}"
@@ -216,9 +217,9 @@ class Fleet:
         with urllib.request.urlopen(urllib.request.Request(f"{self.admin}{path}", method="POST"), timeout=10) as answer:
             return json.load(answer)
 
-    def metric(self, name):
-        """The sum over the series of a metric of the gateway."""
-        return series(get(self.metrics_url).decode(), name)
+    def metric(self, name, **labels):
+        """The sum over the series of a metric of the gateway, those that carry all of the labels."""
+        return series(get(self.metrics_url).decode(), name, **labels)
 
     def stop(self):
         code = self.tandem.stop()
@@ -247,10 +248,11 @@ class Fleet:
         return [row for row in read_rows(self.folder) if row.get("event_type") == "request_end"]
 
 
-def series(exposition, name):
-    """The sum of a metric over its series."""
+def series(exposition, name, **labels):
+    """The sum of a metric over its series, those that carry all of the labels."""
     lines = (line for line in exposition.splitlines() if line.split("{")[0].split(" ")[0] == name)
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
 
 
 INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")

@@ -115,7 +115,9 @@ def tandem(binary, case):
     name = timing["type"]
     if name == "fixed":
         name = f"fixed:{timing['prefill_ms']}:{timing['decode_ms']}"
-    command = [binary, "simulate", case["path"], "--timing", name, "--policy", "round_robin", "--max-model-len", "0",
+    # The others make up the tokens of answers anew, and take no head of two recorded sessions for the same.
+    command = [binary, "simulate", case["path"], "--fresh-answers", *(["--own-heads"] if case["format"] == "weka" else []),
+               "--timing", name, "--policy", "round_robin", "--max-model-len", "0",
                "--pool", str(case["blocks"] * case["block"]), "--block-size", str(case["block"]),
                "--trace-block-size", str(case["trace_block"]), "--json"]
     if case["lanes"]:

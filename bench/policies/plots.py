@@ -35,7 +35,7 @@ STYLES = {
 FIGURES = [
     ("recorded", ["b"], "recorded pauses", lambda label: int(label.split()[-2]), "open sessions"),
     ("capped", ["a", "c"], "pauses to 10 s", lambda label: float(label.split("10 s, ")[1].split("x")[0]), "working set / pools"),
-    ("rollouts", ["e"], "rollouts", lambda label: int(label.split()[1]), "rollouts at once"),
+    ("rollouts", ["e"], "rollouts, ", lambda label: int(label.split()[1]), "rollouts at once"),
     ("openhands", ["a", "d"], "minimax-m2.5-h100-tp4,", lambda label: float(label.split("tp4, ")[1].split("x")[0]), "working set / pools"),
 ]
 PANELS = [

@@ -95,11 +95,12 @@ class Loads:
         args = [self.claude, *fleet(*PODS), "--lanes", str(lanes), *window(900, 3600), *extra]
         return Point(f"Claude Code, recorded pauses, {lanes} sessions", args, variants or plain(POLICIES))
 
-    def rollout(self, lanes):
-        args = [*self.rollouts, *fleet(*ROLLOUTS), "--lanes", str(lanes), *window(600, 1800)]
+    def rollout(self, lanes, warmup=600):
+        args = [*self.rollouts, *fleet(*ROLLOUTS), "--lanes", str(lanes), *window(warmup, 1800)]
         bound = fitting(*ROLLOUTS, MEAN_PROMPT["rl-swe"])
         more = [bound] if lanes > int(bound.args[1]) else []
-        return Point(f"rollouts, {lanes} at once", args, [*plain(POLICIES), *more])
+        when = "" if warmup == 600 else f" from {warmup} s on"
+        return Point(f"rollouts{when}, {lanes} at once", args, [*plain(POLICIES), *more])
 
     def openhands(self, working_set, profile, workers):
         lanes = lanes_for(working_set, profile, workers, MEAN_PROMPT["openhands"])
@@ -146,7 +147,11 @@ def setups(loads):
         "b": ("Claude Code, recorded pauses", [loads.recorded(lanes) for lanes in (150, 200, 256, 400, 512)]),
         "c": ("Claude Code, pauses cut at 10 s", [loads.capped(ws) for ws in (1, 1.25, 1.5, 2, 3, 4)]),
         "d": ("OpenHands", [loads.openhands(ws, *where) for where in (glm, minimax, bf16) for ws in (0.7, 1.1, 1.5, 2)]),
-        "e": ("Rollouts", [loads.rollout(lanes) for lanes in (64, 128, 256, 384, 512)]),
+        # All begin together; half an hour later they are no longer in step.
+        "e": ("Rollouts", [
+            *(loads.rollout(lanes) for lanes in (64, 128, 256, 384, 512)),
+            *(loads.rollout(lanes, warmup=1_800) for lanes in (256, 512)),
+        ]),
         "f": ("Bounded waiting", [loads.capped(ws, variants=bounded) for ws in (1.3, 2)]),
         "g": ("Host memory", [
             point._replace(label=f"{point.label}, host {times}x", args=[*point.args, "--host-pool", str(times * POOLS[PODS[0]])])

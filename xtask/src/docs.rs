@@ -29,6 +29,7 @@ const COMMANDS: &[&[&str]] = &[
     &["mock-engine"],
     &["mock-store"],
     &["simulate"],
+    &["replay"],
     &["doctor", "harness"],
     &["doctor", "engines"],
     &["config", "check"],

@@ -13,6 +13,7 @@ const SUITES: &[(&str, &str)] =
 const LONG: &[(&str, &str)] = &[
     ("holds", "e2e/holds.py"),
     ("rollouts", "e2e/rollouts.py"),
+    ("live-offline", "e2e/live_offline.py"),
     ("vllm", "e2e/real_vllm.py"),
     ("render", "e2e/render_vllm.py"),
     ("render-sglang", "e2e/render_sglang.py"),

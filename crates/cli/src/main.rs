@@ -15,6 +15,7 @@ mod logging;
 mod mock_engine;
 mod mock_store;
 mod print;
+mod replay;
 mod serve;
 mod simulate;
 
@@ -45,6 +46,8 @@ enum Command {
     MockStore(mock_store::MockStoreArgs),
     /// Compare policies on a trace or on made-up sessions, in virtual time.
     Simulate(Box<simulate::SimulateArgs>),
+    /// Play recorded inputs of a gateway's scheduler again.
+    Replay(replay::ReplayArgs),
     /// Find out what a harness sends, or what an engine lacks.
     Doctor(doctor::DoctorArgs),
     /// Check or show the configuration.
@@ -105,6 +108,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Config(args) => return config::run(args),
         Command::Simulate(args) => return simulate::run(&args),
+        Command::Replay(args) => return replay::run(&args),
         _ => {}
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -121,6 +125,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Doctor(args) => doctor::run(args).await,
             Command::Config(args) => config::run(args),
             Command::Simulate(args) => simulate::run(&args),
+            Command::Replay(args) => replay::run(&args),
         }
     });
     // Every task of ours has ended by now; a lookup stuck in the resolver's thread must not keep us.

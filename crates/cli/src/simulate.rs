@@ -120,8 +120,12 @@ fn read(args: &SimulateArgs) -> Result<Workload, Failure> {
         }
         whole.extend_from_slice(&bytes);
     }
-    let options =
-        ImportOptions { strict: args.strict, block_size: args.trace_block_size, ..ImportOptions::default() };
+    let options = ImportOptions {
+        strict: args.strict,
+        block_size: args.trace_block_size,
+        share_heads: !args.own_heads,
+        ..ImportOptions::default()
+    };
     let format = format.ok_or_else(|| Failure::Usage(anyhow!("no trace")))?;
     import(&whole, format, &options).context("reading the trace").map_err(Failure::Usage)
 }
@@ -215,6 +219,7 @@ fn config(args: &SimulateArgs, point: &Point) -> Result<SimConfig, Failure> {
         duration: args.duration.map(|value| seconds("--duration", value)).transpose()?,
         idle_cap: args.idle_cap.map(|value| seconds("--idle-cap", value)).transpose()?,
         announce_end: !args.silent_ends,
+        fresh_answers: args.fresh_answers,
         demote: args.fleet.demote,
         slo_ttft: seconds("--slo", args.slo)?,
         belady: args.belady,

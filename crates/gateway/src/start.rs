@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
 use tandem_engines::{Engines, HttpClient, TlsError};
-use tandem_scheduler::{Input, Scheduler, SchedulerConfig};
+use tandem_scheduler::replay::Header;
+use tandem_scheduler::{Input, Scheduler};
 use tandem_types::{Time, WorkerId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -101,12 +101,6 @@ impl std::fmt::Debug for Gateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gateway").field("addr", &self.addr).finish_non_exhaustive()
     }
-}
-
-#[derive(Serialize)]
-struct RecordingHeader<'a> {
-    config: &'a SchedulerConfig,
-    seed: u64,
 }
 
 impl Gateway {
@@ -325,7 +319,7 @@ fn open_trace(config: &Resolved, clock: Clock, metrics: &Metrics) -> Result<Trac
 
 fn recording(config: &Resolved, metrics: &Metrics) -> Result<Option<Tee>, StartError> {
     let Some(path) = &config.record_inputs else { return Ok(None) };
-    let header = RecordingHeader { config: &config.scheduler, seed: config.seed };
+    let header = Header { config: config.scheduler.clone(), seed: config.seed };
     Tee::start(path, &header, metrics.clone())
         .map(Some)
         .map_err(|source| StartError::Record { path: path.display().to_string(), source })

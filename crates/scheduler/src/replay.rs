@@ -11,6 +11,15 @@ use crate::Scheduler;
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::contract::{Effect, Input};
 
+/// What a recording begins with: the scheduler that its steps are played on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Its settings.
+    pub config: SchedulerConfig,
+    /// Its seed.
+    pub seed: u64,
+}
+
 /// One call of the scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {

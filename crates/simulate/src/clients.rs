@@ -112,12 +112,14 @@ pub(crate) struct Clients<'a> {
     runs: Vec<Option<Run<'a>>>,
     vacant: Vec<u32>,
     tenant: Option<TenantId>,
+    fresh_answers: bool,
 }
 
 impl<'a> Clients<'a> {
-    pub(crate) fn new(workload: &'a Workload) -> Self {
+    /// `fresh_answers` as in [`SimConfig`](crate::SimConfig).
+    pub(crate) fn new(workload: &'a Workload, fresh_answers: bool) -> Self {
         let tenant = TenantId::new("sim").ok();
-        Self { plan: Plan::new(workload), runs: Vec::new(), vacant: Vec::new(), tenant }
+        Self { plan: Plan::new(workload), runs: Vec::new(), vacant: Vec::new(), tenant, fresh_answers }
     }
 
     /// Begins a play; what may be sent at once or later, without waiting for anything, is handed out with its time.
@@ -204,7 +206,11 @@ impl<'a> Clients<'a> {
             ids = prompts.advance(block_size);
             *next += 1;
         }
-        let ids = ids?;
+        let mut ids = ids?;
+        if self.fresh_answers {
+            let prompt = usize::try_from(node.input_tokens / block_size.max(1)).unwrap_or(usize::MAX);
+            ids = ids.get(..prompt).map_or(Arc::clone(&ids), Arc::from);
+        }
         if run.round == 0 {
             return Some(ids);
         }

@@ -71,6 +71,9 @@ pub struct SimConfig {
     pub event_loss: f64,
     /// Whether clients say that a session has ended.
     pub announce_end: bool,
+    /// Whether what a model wrote comes back as other tokens, so that its KV is never found again: a chat template may
+    /// leave out what a model thought, or put it in other words.
+    pub fresh_answers: bool,
     /// Whether engines evict first what the scheduler calls not worth keeping. Released ones cannot.
     pub demote: bool,
     /// A session fares well if no time to a first token of its is above this.
@@ -102,6 +105,7 @@ impl Default for SimConfig {
             event_delay: Duration::ZERO,
             event_loss: 0.0,
             announce_end: true,
+            fresh_answers: false,
             demote: false,
             slo_ttft: Duration::from_secs(30),
             belady: false,

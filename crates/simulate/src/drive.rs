@@ -121,7 +121,7 @@ impl<'a> Sim<'a> {
     fn new(workload: &'a Workload, config: &'a SimConfig) -> Result<Self, SimError> {
         let from = Time::ZERO + config.warmup;
         let until = config.duration.map(|duration| from + duration);
-        let clients = Clients::new(workload);
+        let clients = Clients::new(workload, config.fresh_answers);
         Ok(Self {
             order: Order::new(clients.plan.plays(), config.order, config.seed),
             config,

@@ -376,6 +376,21 @@ fn plays_come_again_with_blocks_of_their_own() {
 }
 
 /// Ids from one to the other as a trace writes them.
+/// The second prompt of 320 tokens is the first one of 128, its answer's first 128, and a block of its own. The last token
+/// of an answer has no KV: 129 are generated.
+#[test]
+fn answers_are_found_by_the_next_turn_unless_they_come_back_as_others() {
+    let rows = row("S", None, "1", (0, 129_000), 129, "1,2")
+        + &row("S", None, "2", (130_000, 131_000), 1, "1,2,3,4,5");
+    let found = |fresh_answers| {
+        let config = SimConfig { engine: seconds_per_token(), fresh_answers, ..SimConfig::default() };
+        let report = simulate(&read(&rows), &config);
+        assert_eq!(report.prefix_cache_reused_ratio, report.ideal_reused_ratio);
+        report.prefix_cache_reused_ratio * (128.0 + 320.0)
+    };
+    assert_eq!((found(false), found(true)), (256.0, 128.0));
+}
+
 fn ids(from: u32, to: u32) -> String {
     (from..=to).map(|id| id.to_string()).collect::<Vec<_>>().join(",")
 }

@@ -68,6 +68,14 @@ pub(crate) struct SimulateArgs {
     /// Clients never say that a session has ended.
     #[arg(long)]
     pub(super) silent_ends: bool,
+    /// Sessions of kv-cache-tester have nothing in common; else tool and system prompts of one model and as many tokens
+    /// are taken to be the same, for the files do not say.
+    #[arg(long)]
+    pub(super) own_heads: bool,
+    /// What models write comes back as other tokens, so that its KV is of no use to the next turn: chat templates may
+    /// leave out thoughts, or word calls of tools anew.
+    #[arg(long)]
+    pub(super) fresh_answers: bool,
     /// A session fares well if it never waits longer than this for a first token, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     pub(super) slo: f64,

@@ -3,4 +3,5 @@
 #![expect(clippy::expect_used, reason = "a helper that fails is a failed test")]
 
 mod output;
+mod replay;
 mod restart;

@@ -4,7 +4,7 @@ use std::io::pipe;
 use std::process::{Command, Output, Stdio};
 
 /// The binary, without settings from the environment of the tests.
-fn tandem(args: &[&str]) -> Command {
+pub(crate) fn tandem(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tandem"));
     command.args(args).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
@@ -16,7 +16,7 @@ fn tandem(args: &[&str]) -> Command {
     command
 }
 
-fn output(command: &mut Command) -> (Option<i32>, String, String) {
+pub(crate) fn output(command: &mut Command) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = command.output().expect("runs");
     let text = |bytes| String::from_utf8(bytes).expect("text");
     (status.code(), text(stdout), text(stderr))

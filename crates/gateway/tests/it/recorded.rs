@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tandem_gateway::config::Span;
 use tandem_mock_engine::{MockConfig, MockEngine, MockModel, Speed};
-use tandem_scheduler::replay::Step;
-use tandem_scheduler::{Effect, Scheduler, SchedulerConfig};
+use tandem_scheduler::replay::{Header, Step};
+use tandem_scheduler::{Effect, Scheduler};
 
 use crate::client;
 use crate::engine::Engine;
@@ -16,9 +16,8 @@ use crate::setup::{chat, start_at, start_with};
 fn replayed(path: &Path) -> (Vec<Value>, Value, Value) {
     let text = std::fs::read_to_string(path).expect("recorded");
     let mut lines = text.lines();
-    let header: Value = serde_json::from_str(lines.next().expect("a header")).expect("json");
-    let config: SchedulerConfig = serde_json::from_value(header["config"].clone()).expect("a configuration");
-    let seed = header["seed"].as_u64().expect("a seed");
+    let Header { config, seed } =
+        serde_json::from_str(lines.next().expect("a header")).expect("a configuration and a seed");
     let mut scheduler = Scheduler::new(config, seed).expect("a valid configuration");
     let mut effects = Vec::new();
     for line in lines {
