@@ -35,7 +35,7 @@ pub struct TandemConfig {
     /// Running turns may fill this part of device memory where tiers below it hold what idles. Above 1 the rest waits in
     /// engines' own queues, next to its cache: in simulation a bound of 0.9 cost a quarter of the output.
     pub running_max: f64,
-    /// Prefill rate in tokens a second until turns have told.
+    /// Prefill rate in tokens a second until streamed turns have told.
     pub prefill_tokens_per_s: f64,
     /// A turn held this long takes room from others.
     pub overdue: Duration,

@@ -26,6 +26,10 @@ const UNTOLD: f64 = 0.01;
 /// More seldom than this that is chance: what others computed while a turn was on its way.
 const UNTOLD_MOST: f64 = 0.05;
 
+/// No engine writes a token after the first one in less: where all came in less the answer came whole, and its first
+/// byte says when it was over, not when its prompt was computed.
+const TOKEN_LEAST: Duration = Duration::from_micros(50);
+
 /// How many kinds there are.
 const KINDS: usize = 8;
 
@@ -149,7 +153,7 @@ impl Learned {
         // How fast a prompt was computed that is there now, only where most was missing: what comes behind a long prefix
         // takes longer for each token. What was cached is known for sure only from the engine: a cache that is not known
         // of would make the worker look fast beyond measure.
-        if cached.saturating_mul(2) <= turn.prompt {
+        if cached.saturating_mul(2) <= turn.prompt && !came_whole(now, turn, end) {
             self.rate.sample(turn.prompt - cached, took);
         }
     }
@@ -167,4 +171,12 @@ impl Learned {
     pub(super) fn follow(&mut self, now: Time) {
         self.price.follow(now);
     }
+}
+
+/// Whether an answer of several tokens was there all at once, as clients get it that do not ask for a stream.
+fn came_whole(now: Time, turn: &Turn, end: &End) -> bool {
+    let tokens = end.usage.map_or(turn.generated, |usage| usage.output_tokens);
+    let more = u32::try_from(tokens.saturating_sub(1)).unwrap_or(u32::MAX);
+    let first = turn.dispatched.zip(turn.first_after).map(|(since, after)| since + after);
+    first.is_some_and(|first| now.since(first) < TOKEN_LEAST * more)
 }

@@ -81,6 +81,39 @@ fn how_fast_prompts_are_computed_is_told_by_those_of_which_most_is_missing() {
     assert!(world.runs(b), "a gives way");
 }
 
+/// Prompts of 30,000 tokens are computed in 6 s, at 5,000 a second, and answers take 234 s more. One that comes whole comes
+/// after 240 s and does not say that the prompt took so long: as above, a is kept for 70 s. Streamed answers tell of 6 s.
+#[test]
+fn an_answer_that_comes_whole_does_not_tell_how_fast_its_prompt_was_computed() {
+    let tandem = TandemConfig {
+        prefill_tokens_per_s: 5_000.0,
+        patience: 7.0,
+        reprefill_target: 0.0,
+        ..config().tandem
+    };
+    for first in [6.0, 240.0] {
+        let mut world = World::new(&AdmissionConfig { tandem: tandem.clone(), ..config() }, &[50_000]);
+        for round in 0..20_u32 {
+            world.at(f64::from(round) * 500.0);
+            let turn = world.arrive("busy", 30_000);
+            world.at(f64::from(round) * 500.0 + first);
+            world.tell(&Event::FirstToken { turn: TurnId(turn) });
+            world.at(f64::from(round) * 500.0 + 240.0);
+            let usage = Usage {
+                input_tokens: 30_000,
+                output_tokens: 5_000,
+                cached_tokens: Some(0),
+                ..Usage::default()
+            };
+            world.tell(&Event::Ended { turn: TurnId(turn), end: End { usage: Some(usage), tools: true } });
+        }
+        world.tell(&Event::SessionEnd { program: &key("busy") });
+        world.acting("a", 14_000);
+        let b = world.arrive("b", 36_000);
+        assert!(world.runs(b), "a gives way: {first}");
+    }
+}
+
 /// The first answer that is seen is the best guess for the next: 3,000 tokens.
 #[test]
 fn turns_need_room_for_an_answer_from_the_first_one_seen() {

@@ -67,7 +67,7 @@ pub struct TandemGate {
     pub reprefill_target: f64,
     /// Turns that a session runs before an overdue one may take its place.
     pub turns_at_least: u64,
-    /// Tokens of a prompt that a worker computes in a second, until turns have told.
+    /// Tokens of a prompt that a worker computes in a second, until streamed turns have told.
     pub prefill_tokens_per_s: f64,
     /// Shares of tenants, by id, in what memory there is while several wait; 1 for those that are not named.
     pub shares: BTreeMap<String, f64>,
