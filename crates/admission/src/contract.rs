@@ -78,10 +78,13 @@ pub enum Event<'a> {
         /// Where.
         worker: WorkerId,
     },
-    /// A turn's dispatch failed and it is being placed anew; it stays admitted and is charged nowhere until then.
+    /// A turn's dispatch failed: nothing was computed, and what it takes is free.
     Undispatched {
         /// Which.
         turn: TurnId,
+        /// It is to be sent again, to none of these, which failed it, while others are ready: it asks anew, before its room
+        /// is given to others, and keeps its place among those that wait. `None` = it is over, and `Aborted` follows.
+        again: Option<&'a [WorkerId]>,
     },
     /// The first token of a turn's answer is there: its prompt is computed.
     FirstToken {

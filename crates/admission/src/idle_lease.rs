@@ -4,6 +4,7 @@
 //!   longest idle first, until it fits.
 //! - A new or paused program waits in order of arrival until it fits; programs that have been idle for the lease give
 //!   way to it. A paused program goes back to its worker alone.
+//! - A turn whose dispatch failed keeps its place.
 //! - Undecayed: an idle program counts in full. After [`IdleLeaseConfig::timeout`] a turn goes in by force.
 
 use std::cmp::Reverse;
@@ -118,6 +119,17 @@ impl IdleLease {
         out.push(Action::Admit { turn: id, grant: Grant { placement, priority: 0, forced } });
     }
 
+    /// Answers a turn that asks.
+    fn answer(&mut self, now: Time, id: TurnId, out: &mut Vec<Action>) {
+        match self.place(now, id, out) {
+            Ok(placement) => self.admit(id, placement, false, out),
+            Err(reason) => {
+                out.push(Action::Hold { turn: id, reason });
+                self.next_look.get_or_insert(now + LOOK);
+            }
+        }
+    }
+
     /// Lets waiting turns in, in their order.
     fn pump(&mut self, now: Time, out: &mut Vec<Action>) {
         let waiting: Vec<TurnId> = self.table.waiting.iter().map(|(_, id)| *id).take(64).collect();
@@ -147,20 +159,18 @@ impl AdmissionPolicy for IdleLease {
             Event::WorkerReady { worker, capacity } => self.table.worker_ready(*worker, *capacity),
             Event::WorkerLost { worker } => self.table.worker_lost(*worker),
             Event::Arrived(arrival) => {
-                if !self.table.arrive(now, arrival) {
-                    return;
-                }
-                match self.place(now, arrival.turn, out) {
-                    Ok(placement) => self.admit(arrival.turn, placement, false, out),
-                    Err(reason) => {
-                        out.push(Action::Hold { turn: arrival.turn, reason });
-                        self.next_look.get_or_insert(now + LOOK);
-                    }
+                if self.table.arrive(now, arrival) {
+                    self.answer(now, arrival.turn, out);
                 }
                 return;
             }
             Event::Dispatched { turn, worker } => return self.table.dispatched(now, *turn, *worker),
-            Event::Undispatched { turn } => return self.table.undispatched(*turn),
+            Event::Undispatched { turn, again } => {
+                if self.table.undispatched(*turn, *again) {
+                    self.answer(now, *turn, out);
+                }
+                return;
+            }
             Event::FirstToken { .. } => return,
             Event::Progress { turn, generated } => return self.table.progress(*turn, *generated),
             Event::Ended { turn, end } => {

@@ -4,11 +4,12 @@
 //!   the workers' KV pools hold, each turn finds its prefix evicted and computes it anew, and throughput collapses. A
 //!   policy here admits or holds turns so that the working sets of those admitted fit.
 //! - Input: [`Event`]s with their times. Output: [`Action`]s. A policy is chosen by name ([`registry`]).
-//! - I-GAT-1 every `Arrived` is answered in the same call by one `Admit` or `Hold` of that turn; a `Hold` is followed
-//!   by at most one `Admit`, and by none once the turn was aborted.
+//! - I-GAT-1 every `Arrived`, and every `Undispatched` of an admitted turn that is to be sent again, is answered in the same
+//!   call by one `Admit` or `Hold` of that turn; a `Hold` is followed by at most one `Admit`, and by none once the turn was
+//!   aborted.
 //! - I-GAT-2 what is admitted is charged at once to the worker named, before it is dispatched there; the charge grows
-//!   with the answer, moves when the turn is dispatched elsewhere, and is gone when the turn ends. Forced admissions are
-//!   charged like others.
+//!   with the answer, moves when the turn is dispatched elsewhere, and is gone when the dispatch fails or the turn ends.
+//!   Forced admissions are charged like others.
 //! - I-GAT-3 actions are a function of (configuration, events with their times): no clock, no chance, no order of hashes.
 //! - I-GAT-4 bounded: programs without a live turn expire, and at most `programs_max` are remembered; of a program that
 //!   never ran nothing is left when its last turn is aborted.

@@ -137,6 +137,12 @@ pub(crate) struct Turn {
     /// Its place among those that wait.
     rank: Time,
     pub(crate) waiting: bool,
+    /// It was let in before.
+    again: bool,
+    /// Workers that failed it.
+    pub(crate) failed_on: Vec<WorkerId>,
+    /// How urgent it was when it was let in, where the policy says something of that.
+    pub(crate) priority: i32,
     pub(crate) dispatched: Option<Time>,
     /// From there to the first token of its answer.
     pub(crate) first_after: Option<Duration>,
@@ -315,6 +321,10 @@ impl Table {
         self.turns.get(&id).map(Box::as_ref)
     }
 
+    pub(crate) fn turn_mut(&mut self, id: TurnId) -> Option<&mut Turn> {
+        self.turns.get_mut(&id).map(Box::as_mut)
+    }
+
     pub(crate) fn worker(&self, id: WorkerId) -> Option<&Worker> {
         self.workers.get(&id)
     }
@@ -357,6 +367,9 @@ impl Table {
             arrived: now - arrival.waited,
             rank: now - arrival.waited,
             waiting: true,
+            again: false,
+            failed_on: Vec::new(),
+            priority: 0,
             dispatched: None,
             first_after: None,
             told: None,
@@ -382,11 +395,7 @@ impl Table {
             self.paused.remove(&slot);
         }
         turn.rank = self.rank(&turn);
-        self.waiting.insert((turn.rank, arrival.turn));
-        if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
-            self.kin.held(&program.tenant, (turn.rank, arrival.turn), program.parent.as_deref());
-        }
-        self.note_children(slot);
+        self.wait(slot, (turn.rank, arrival.turn));
         self.turns.insert(arrival.turn, Box::new(turn));
         true
     }
@@ -406,6 +415,15 @@ impl Table {
         };
         let parent_idle = self.parent(turn.slot).and_then(|parent| parent.idle_since);
         self.kin.rank(turn.arrived, program.group.as_ref(), parent_idle)
+    }
+
+    /// A turn waits.
+    fn wait(&mut self, slot: Slot, place: (Time, TurnId)) {
+        self.waiting.insert(place);
+        if let Some(program) = self.programs.get(slot).and_then(Option::as_ref) {
+            self.kin.held(&program.tenant, place, program.parent.as_deref());
+        }
+        self.note_children(slot);
     }
 
     /// A turn waits no longer.

@@ -21,6 +21,9 @@
 //!   fits passes one that does not. A turn that is overdue keeps room for itself at the worker that has most, and takes it
 //!   from idle programs that have had some turns, as long as the re-prefills that this costs stay within a budget:
 //!   [`TandemConfig::reprefill_share`] of workers' time. The turn of a tenant below its share is overdue at once.
+//! - A turn whose dispatch failed gives its room up and asks for it anew, before others are let into it, and goes to a worker
+//!   that failed it only where no other is ready. Where there is none for it, it waits in its old place, and its program
+//!   gives its place up like one that comes back to a full worker.
 //! - Everything happens on events; a look every second lets the passing of time count.
 //! - I-TAN-1 no admission is forced: at each one the running turns of its worker fit the pool, but for a turn that runs
 //!   there alone.
@@ -183,9 +186,10 @@ impl Tandem {
         if self.rooms.ready == 0 {
             return Ok(Fit::free(Placement::Any));
         }
+        let avoided = self.avoided(turn).to_vec();
         let (active, ran, context) = (program.active, program.ran, program.tokens.min(turn.prompt));
         let trusted = active && !program.cold || !self.learned.believes();
-        let home = program.home.filter(|home| self.table.is_ready(*home));
+        let home = program.home.filter(|home| self.table.is_ready(*home) && !avoided.contains(home));
         let at_home =
             home.filter(|home| trusted || turn.lies.at(*home).is_none_or(|tokens| tokens * 2 >= context));
         let ask = self.ask(turn);
@@ -305,6 +309,11 @@ impl Tandem {
         self.touched(home);
         self.touched(self.parents_home(slot));
         self.back(now, id);
+        self.answer(now, id, out);
+    }
+
+    /// Lets a turn in that asks, or holds it.
+    fn answer(&mut self, now: Time, id: TurnId, out: &mut Vec<Action>) {
         let reserved = self.reserved(now, id);
         let placed = if self.is_early(id) { Err(HoldReason::Behind) } else { self.place(now, id, reserved) };
         match placed {
@@ -314,14 +323,29 @@ impl Tandem {
                 let tiers = |capacity: Capacity| capacity.resident > capacity.device;
                 let below = |at| self.rooms.get(at).and_then(|room| room.capacity).is_some_and(tiers);
                 let alone = |p: &Program| p.active && p.running == 0 && !p.home.is_some_and(below);
-                if let Some(slot) = slot.filter(|slot| self.table.program(*slot).is_some_and(alone)) {
-                    // It lost its cache or there is no room to run: it queues like others.
-                    self.pause(slot, out);
+                let slot = self.table.turn(id).map(|turn| turn.slot);
+                let program = slot.and_then(|slot| self.table.program(slot)).filter(|program| alone(program));
+                // It lost its cache or there is no room to run: it queues like others.
+                match slot.zip(program.map(|program| program.ran)) {
+                    Some((slot, true)) => self.pause(slot, out),
+                    Some((slot, false)) => self.table.displace(slot),
+                    None => {}
                 }
                 out.push(Action::Hold { turn: id, reason });
                 self.next_look.get_or_insert(now + LOOK);
             }
         }
+    }
+
+    /// A turn's dispatch failed. What it took is its own again before it is anybody's.
+    fn undispatched(&mut self, now: Time, id: TurnId, again: Option<&[WorkerId]>, out: &mut Vec<Action>) {
+        if !self.table.undispatched(id, again) {
+            return;
+        }
+        let slot = self.table.turn(id).map(|turn| turn.slot);
+        self.touched(self.parents_home(slot));
+        self.answer(now, id, out);
+        self.pump(now, out);
     }
 
     /// Where the program lies that waits for this one.
@@ -383,7 +407,7 @@ impl Tandem {
                 }
                 return;
             }
-            Event::Undispatched { turn } => self.table.undispatched(*turn),
+            Event::Undispatched { turn, again } => return self.undispatched(now, *turn, *again, out),
             Event::FirstToken { turn } => return self.table.computed(now, *turn),
             Event::Progress { turn, generated } => {
                 self.table.progress(*turn, *generated);

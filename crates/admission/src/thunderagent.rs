@@ -9,6 +9,8 @@
 //!   their turn ends. A program held for 30 min is let in by force where the decayed load is least.
 //! - Resuming precedes pausing, so that nothing is paused and resumed in one tick. What is resumed is chosen smallest
 //!   first as long as it fits all room together, then placed largest first where the room is largest.
+//! - Nothing is published of dispatches that fail. An ACTIVE program keeps its place, so its turn is sent again without a
+//!   test; if its worker is gone, as any turn of a program whose worker is.
 //! - Switches tell the article's behaviour from the published package's where they differ: [`ThunderAgentConfig::package`].
 //! - I-THA-1 a program is resumed only below the resume ceiling, or by force, or because it is new and fits whole.
 //! - I-THA-2 marks stop as soon as what the marked will release reaches the target (article).
@@ -222,6 +224,20 @@ impl ThunderAgent {
         }
     }
 
+    /// A turn that was let in is to be sent again, as urgently as before.
+    fn again(&mut self, now: Time, id: TurnId, out: &mut Vec<Action>) {
+        let known =
+            self.table.turn(id).and_then(|turn| self.table.program(turn.slot)?.key.as_ref()).is_some();
+        match self.decide(now, id, known) {
+            Ok(placement) => {
+                self.table.admit(id, placement.worker());
+                let priority = self.table.turn(id).map_or(0, |turn| turn.priority);
+                out.push(Action::Admit { turn: id, grant: Grant { priority, ..Grant::to(placement) } });
+            }
+            Err(reason) => out.push(Action::Hold { turn: id, reason }),
+        }
+    }
+
     fn decide(&self, _now: Time, id: TurnId, known: bool) -> Result<Placement, HoldReason> {
         let Some(turn) = self.table.turn(id) else { return Err(HoldReason::NoRoom) };
         let Some(program) = self.table.program(turn.slot) else { return Err(HoldReason::NoRoom) };
@@ -266,6 +282,9 @@ impl ThunderAgent {
         }
         if !self.config.priorities {
             priority = 0;
+        }
+        if let Some(turn) = self.table.turn_mut(id) {
+            turn.priority = priority;
         }
         self.table.admit(id, placement.worker());
         self.table.stats.forced += u64::from(forced);
@@ -490,7 +509,12 @@ impl AdmissionPolicy for ThunderAgent {
             Event::WorkerLost { worker } => self.table.worker_lost(*worker),
             Event::Arrived(arrival) => return self.arrived(now, arrival, out),
             Event::Dispatched { turn, worker } => return self.table.dispatched(now, *turn, *worker),
-            Event::Undispatched { turn } => return self.table.undispatched(*turn),
+            Event::Undispatched { turn, again } => {
+                if self.table.undispatched(*turn, *again) {
+                    self.again(now, *turn, out);
+                }
+                return;
+            }
             Event::FirstToken { .. } => return,
             Event::Progress { turn, generated } => return self.table.progress(*turn, *generated),
             Event::Ended { turn, end } => {

@@ -7,9 +7,9 @@
 //! - A pool is the workers that serve one base model: KV of another model is no use to a turn, and room elsewhere is
 //!   none to it. An adapter's turns count at its base model's pool. A program that uses two models has a place in two
 //!   pools.
-//! - A turn is asked about once, when a worker that serves its model is ready, and again if all such workers go before it
-//!   was dispatched; a retry is not asked about again. Calls that
-//!   are not turns are never asked about, and nothing is while the policy is `none`.
+//! - A turn is asked about when a worker that serves its model is ready, again after a dispatch that failed, since its room
+//!   went with that, and again if all such workers go while it runs nowhere. Calls that are not turns are never asked about,
+//!   and nothing is while the policy is `none`.
 //! - Workers that compute prompts for others hold no session's KV for long: policies do not hear of them.
 //! - What a policy names is a preference: routing chooses another worker where that one cannot take the turn, and the
 //!   charge follows it there. Labels and taints of workers are unknown to policies; where they split a pool, room is
@@ -158,6 +158,11 @@ impl Gate {
     /// The first pool of which a worker `serves`.
     pub(crate) fn pool_where(&self, serves: impl Fn(WorkerId) -> bool) -> Option<PoolId> {
         self.pools.iter().find(|(_, pool)| pool.workers.iter().any(|id| serves(*id))).map(|(id, _)| *id)
+    }
+
+    /// Whether a pool has workers beside these. One without any may be kept for its programs.
+    pub(crate) fn has_workers_beside(&self, id: PoolId, these: &[WorkerId]) -> bool {
+        self.pools.get(&id).is_some_and(|pool| pool.workers.iter().any(|worker| !these.contains(worker)))
     }
 
     /// Tells a pool's policy something.

@@ -25,7 +25,7 @@ impl Scheduler {
         let Some(turn) = self.turns.get(id).filter(|turn| turn.arrival.class.is_turn()) else { return };
         let program = turn.tracked_program().and_then(|key| self.programs.get(key));
         let (mut pass, mut pool) = (Pass::Free, None);
-        if program.is_some_and(|program| program.stopped) {
+        if turn.attempts == 0 && program.is_some_and(|program| program.stopped) {
             pass = Pass::Stopped;
         } else if self.gate.is_on() {
             let asked = self.workers.asked(turn.arrival.model.as_deref());
@@ -43,10 +43,6 @@ impl Scheduler {
     /// Asks a pool's policy about the turn.
     fn present(&mut self, id: TurnId, pool: PoolId) {
         let Some(turn) = self.turns.get(id) else { return };
-        let waiting = match turn.phase {
-            Phase::Held { since } => self.now.since(since),
-            Phase::Placing | Phase::Running { .. } => Duration::ZERO,
-        };
         let event = Event::Arrived(Arrival {
             turn: id,
             program: turn.arrival.program.as_ref(),
@@ -55,11 +51,30 @@ impl Scheduler {
             prompt_tokens: turn.arrival.input_tokens_estimate,
             prefix: &turn.arrival.prefix,
             last: turn.arrival.session_final,
-            waited: turn.waited.saturating_add(waiting),
+            waited: self.now.since(turn.came),
         });
         let mut actions = Vec::new();
         self.gate.on(pool, self.now, &event, &mut actions);
         self.carry_out(pool, actions);
+    }
+
+    /// Asks again about a turn whose dispatch failed: it has no room any more, but its place among those that wait.
+    pub(crate) fn ask_anew(&mut self, id: TurnId) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let Some(pool) = turn.pass.pool() else { return };
+        if self.gate.has_workers_beside(pool, &[]) {
+            let mut actions = Vec::new();
+            // Health, labels and taints are unknown to policies: there may be others, and none that would do.
+            let unfit = self.gate.has_workers_beside(pool, &turn.failed_on) && !self.ready_elsewhere(turn);
+            let failed_on: &[WorkerId] = if unfit { &[] } else { &turn.failed_on };
+            let event = Event::Undispatched { turn: id, again: Some(failed_on) };
+            self.gate.on(pool, self.now, &event, &mut actions);
+            return self.carry_out(pool, actions);
+        }
+        // As in `withdraw`.
+        self.tell_pool(pool, &Event::Undispatched { turn: id, again: None });
+        self.tell_pool(pool, &Event::Aborted { turn: id });
+        self.ask_gate(id);
     }
 
     /// Asks again about a turn in the line that nobody was asked about, and lets it go if it may.
@@ -154,13 +169,10 @@ impl Scheduler {
         }
     }
 
-    /// A pool is about to lose its last worker: turns that were not dispatched yet are asked about anew when there is one
-    /// again, or all would be let in while there is nothing that could be full.
+    /// A pool is about to lose its last worker: turns that do not run are asked about anew when there is one again, or all
+    /// would be let in while there is nothing that could be full.
     fn withdraw(&mut self, pool: PoolId) {
-        let theirs = |id: &TurnId| {
-            let turn = self.turns.get(*id);
-            turn.is_some_and(|turn| turn.attempts == 0 && turn.pass.pool() == Some(pool))
-        };
+        let theirs = |id: &TurnId| self.turns.get(*id).is_some_and(|turn| turn.pass.pool() == Some(pool));
         let held: Vec<TurnId> = self.queue.all().filter(theirs).collect();
         held.into_iter().for_each(|id| self.take_back(id, Pass::Unasked));
     }

@@ -32,6 +32,7 @@ impl Scheduler {
         let deadline = self.now + arrival.hold_max;
         let mut turn = Turn {
             order: 0,
+            came: self.now,
             deadline,
             phase: Phase::Placing,
             pass: Pass::Free,
@@ -50,6 +51,7 @@ impl Scheduler {
                 same_worker = self.leave_place_with_signal(old, out);
                 if let Some(old_turn) = self.turns.get(old) {
                     turn.waited = old_turn.waited;
+                    turn.came = self.now - turn.waited;
                 }
                 turn.order = place.unwrap_or_else(|| self.turns.next_order());
                 self.forget(old);
@@ -233,16 +235,17 @@ impl Scheduler {
             turn.failed_on.push(worker);
         }
         let exhausted = RejectReason::AttemptsExhausted(failure.kind);
-        self.tell_gate(id, &Event::Undispatched { turn: id });
         let Some(turn) = self.turns.get(id) else { return };
         // An overloaded engine is not asked again at once; others may have room.
         let may_retry = failure.retryable
             && turn.attempts < self.config.attempts_max
             && (failure.kind != FailureKind::Overloaded || self.ready_elsewhere(turn));
+        let attempts = turn.attempts;
         if !may_retry {
+            self.tell_gate(id, &Event::Undispatched { turn: id, again: None });
             return self.reject(id, exhausted, out);
         }
-        let attempts = turn.attempts;
+        self.ask_anew(id);
         match self.choose(id) {
             Some(placement) => {
                 let delay = self.backoff(attempts);

@@ -38,6 +38,8 @@ pub(crate) struct Turn {
     pub(crate) arrival: TurnArrival,
     /// Place in the order of arrival.
     pub(crate) order: u64,
+    /// When it came, or would have without the connections on which it waited before.
+    pub(crate) came: Time,
     /// When its client gives up waiting.
     pub(crate) deadline: Time,
     pub(crate) phase: Phase,

@@ -14,8 +14,9 @@ impl Table {
             return;
         }
         let (rank, slot) = (turn.rank, turn.slot);
+        let again = std::mem::replace(&mut turn.again, true);
         self.unwait(slot, (rank, id));
-        self.stats.admitted += 1;
+        self.stats.admitted += u64::from(!again);
         let Some(program) = self.program_mut(slot) else { return };
         let resumed = !program.active && program.ran;
         let moved = program.home.is_some() && worker.is_some() && worker != program.home;
@@ -63,11 +64,28 @@ impl Table {
         }
     }
 
-    /// A dispatch came to nothing: nothing was computed, and nothing is taken until the next.
-    pub(crate) fn undispatched(&mut self, id: TurnId) {
+    /// A dispatch came to nothing: nothing was computed, and nothing is taken. A turn that is to be sent `again` waits as it
+    /// did before it was let in, at its place; whether it does so now. Its program stays where it is.
+    pub(crate) fn undispatched(&mut self, id: TurnId, again: Option<&[WorkerId]>) -> bool {
         self.discharge(id);
-        if let Some(turn) = self.turns.get_mut(&id) {
-            turn.dispatched = None;
+        let Some(turn) = self.turns.get_mut(&id) else { return false };
+        turn.dispatched = None;
+        let Some(failed_on) = again.filter(|_| !turn.waiting) else { return false };
+        turn.waiting = true;
+        turn.failed_on = failed_on.to_vec();
+        let (slot, rank) = (turn.slot, turn.rank);
+        if let Some(program) = self.program_mut(slot) {
+            program.running = program.running.saturating_sub(1);
+        }
+        self.wait(slot, (rank, id));
+        true
+    }
+
+    /// A program that never ran loses the place of its only turn, which was let in and has to wait after all.
+    pub(crate) fn displace(&mut self, slot: Slot) {
+        self.leave_home(slot);
+        if let Some(program) = self.program_mut(slot) {
+            program.active = false;
         }
     }
 

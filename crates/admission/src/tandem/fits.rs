@@ -75,6 +75,14 @@ impl Tandem {
         }
     }
 
+    /// Workers where a turn is not to go: those that failed it, unless no other is ready.
+    pub(super) fn avoided<'a>(&self, turn: &'a Turn) -> &'a [WorkerId] {
+        let failed = turn.failed_on.as_slice();
+        let mut workers = self.rooms.ids().iter().zip(self.rooms.gauges().rows());
+        let others = failed.is_empty() || workers.any(|(id, gauge)| gauge.is_ready() && !failed.contains(id));
+        if others { failed } else { &[] }
+    }
+
     /// The worker of which a turn takes the least part, and whether all have room to spare.
     pub(super) fn best(
         &self,
@@ -87,8 +95,11 @@ impl Tandem {
         let asked = self.asked(turn, ask);
         let roomy = self.rooms.gauges().scores(&asked, lies, scores);
         let reserved = reserved.and_then(|reserved| self.rooms.find(reserved));
-        if let Some(kept) = reserved.and_then(|at| scores.get_mut(at)) {
-            *kept = f64::INFINITY;
+        let kept = self.avoided(turn).iter().filter_map(|avoided| self.rooms.find(*avoided)).chain(reserved);
+        for at in kept {
+            if let Some(score) = scores.get_mut(at) {
+                *score = f64::INFINITY;
+            }
         }
         let best = first_least(scores).and_then(|at| self.rooms.ids().get(at).copied());
         (best, roomy && reserved.is_none())
@@ -113,17 +124,20 @@ impl Tandem {
         Some(Fit { placement: Placement::Pin(at), victims })
     }
 
-    /// The worker with most room that is not taken.
-    pub(super) fn most_room(&self) -> Option<WorkerId> {
-        let mut best: Option<(f64, usize)> = None;
-        let gauges = self.rooms.gauges().rows().enumerate();
-        for (at, gauge) in gauges.filter(|(_, gauge)| gauge.is_ready() && gauge.is_told()) {
+    /// The worker with most room that is not taken, among those where a turn may go.
+    pub(super) fn most_room(&self, turn: &Turn) -> Option<WorkerId> {
+        let avoided = self.avoided(turn);
+        let mut best: Option<(f64, WorkerId)> = None;
+        let gauges = self.rooms.gauges().rows().zip(self.rooms.ids());
+        for (gauge, at) in
+            gauges.filter(|(gauge, at)| gauge.is_ready() && gauge.is_told() && !avoided.contains(at))
+        {
             let free = gauge.admits - gauge.used(self.learned.answer);
             if best.is_none_or(|(most, _)| free > most) {
-                best = Some((free, at));
+                best = Some((free, *at));
             }
         }
-        self.rooms.ids().get(best?.1).copied()
+        best.map(|(_, at)| at)
     }
 
     pub(super) fn bound(&self) -> Bound {
@@ -169,12 +183,13 @@ impl Tandem {
         let mut could: Vec<(f64, f64, &Room)> = Vec::new();
         turn.lies.each(self.rooms.ids(), lies);
         let asked = self.asked(turn, self.ask(turn));
+        let avoided = self.avoided(turn);
         let gauges = self.rooms.gauges().rows().enumerate().zip(self.rooms.all()).zip(lies);
         for (((at, gauge), room), lies) in gauges {
             let need = asked.need(at, *lies);
             let lacks = gauge.used(asked.answer) + need - gauge.admits;
             let may = gauge.is_ready() && gauge.is_told() && gauge.may_run(asked.answer, need);
-            if may && gauge.served >= lacks {
+            if may && gauge.served >= lacks && !avoided.contains(&room.id) {
                 could.push((lacks.max(0.0) / self.learned.rate.fastest() * COST, lacks, room));
             }
         }

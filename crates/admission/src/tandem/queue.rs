@@ -90,12 +90,13 @@ impl Tandem {
     pub(super) fn reserved(&mut self, now: Time, arriving: TurnId) -> Option<WorkerId> {
         let id = self.queue(1).first().copied().filter(|first| *first != arriving)?;
         let (turn, program) = self.known(id)?;
-        self.is_overdue(now, turn, program).then(|| self.roomiest(now)).flatten()
+        self.is_overdue(now, turn, program).then(|| self.roomiest(now, id)).flatten()
     }
 
-    fn roomiest(&mut self, now: Time) -> Option<WorkerId> {
+    /// The worker whose room is kept for a turn.
+    fn roomiest(&mut self, now: Time, id: TurnId) -> Option<WorkerId> {
         self.renew(now);
-        self.most_room()
+        self.table.turn(id).and_then(|turn| self.most_room(turn))
     }
 
     fn earn(&mut self, now: Time) {
@@ -114,7 +115,7 @@ impl Tandem {
             turn == id && now.since(at) < FRESH && now >= at && self.credit < cost
         });
         if dear {
-            return self.roomiest(now);
+            return self.roomiest(now, id);
         }
         self.renew(now);
         let mut work = std::mem::take(&mut self.work);
@@ -128,7 +129,7 @@ impl Tandem {
             }
             _ => {
                 self.dear = Some((id, now, best.map_or(f64::INFINITY, |(cost, _)| cost)));
-                self.roomiest(now)
+                self.roomiest(now, id)
             }
         }
     }

@@ -104,8 +104,7 @@ fn b4_a_worker_may_vanish_between_admission_and_dispatch() {
         let turn = world.arrive("a", 400);
         assert_eq!(world.worker(turn), w(0), "{name}");
         world.tell(&Event::WorkerLost { worker: w(0) });
-        world.tell(&Event::Undispatched { turn: TurnId(turn) });
-        world.tell(&Event::Dispatched { turn: TurnId(turn), worker: w(1) });
+        world.fail(turn, w(0));
         assert_eq!((world.charged(0), world.charged(1)), ((0, 0), (400, 0)), "{name}");
         world.end(turn, 450);
         let turn = world.arrive("a", 460);
@@ -249,7 +248,7 @@ fn b11_each_end_of_a_program_gives_its_place_back() {
                 waited: Duration::ZERO,
             }));
             if how == "abort" {
-                world.tell(&Event::Undispatched { turn });
+                world.tell(&Event::Undispatched { turn, again: None });
                 world.abort(turn.0);
             } else {
                 world.end(turn.0, 900);

@@ -7,6 +7,7 @@ mod defects;
 mod kin;
 mod learning;
 mod random;
+mod retried;
 mod support;
 mod tandem;
 mod thunderagent;

@@ -18,6 +18,7 @@ enum Step {
     Lose { worker: u8 },
     Ready { worker: u8, capacity: Option<u64> },
     Elsewhere { which: u8, worker: u8 },
+    Fail { which: u8, worker: u8 },
     Wait { seconds: f64 },
 }
 
@@ -34,6 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..3_u8, prop::option::of(500..6_000_u64))
             .prop_map(|(worker, capacity)| Step::Ready { worker, capacity }),
         1 => (any::<u8>(), 0..3_u8).prop_map(|(which, worker)| Step::Elsewhere { which, worker }),
+        3 => (any::<u8>(), 0..3_u8).prop_map(|(which, worker)| Step::Fail { which, worker }),
         4 => (0.0..40.0_f64).prop_map(|seconds| Step::Wait { seconds }),
     ]
 }
@@ -94,6 +96,13 @@ fn play(policy: &str, steps: &[Step], disturbed: bool) {
                 }
             }
             Step::Lose { .. } | Step::Ready { .. } | Step::Elsewhere { .. } => {}
+            // At the worker that was named, or at another where it was sent instead.
+            Step::Fail { which, worker } => {
+                if let Some(id) = pick(&open, *which, |id| runs(&world, id)) {
+                    let named = world.grant(id).placement.worker().filter(|_| !disturbed);
+                    world.fail(id, named.unwrap_or(w(u32::from(*worker))));
+                }
+            }
             Step::Wait { seconds } => {
                 clock += seconds;
                 world.at(clock);

@@ -61,6 +61,8 @@ pub(crate) struct World {
     pub(crate) paused: Vec<String>,
     /// Caches called not worth keeping: whose, where, how many tokens.
     pub(crate) demoted: Vec<(String, u32, u64)>,
+    /// Workers that failed turns.
+    failed: BTreeMap<u64, Vec<WorkerId>>,
     next: u64,
 }
 
@@ -73,6 +75,7 @@ impl World {
             fates: BTreeMap::new(),
             paused: Vec::new(),
             demoted: Vec::new(),
+            failed: BTreeMap::new(),
             next: 0,
         };
         for (index, capacity) in (0..).zip(capacities) {
@@ -182,6 +185,18 @@ impl World {
         let turn = self.arrive(program, tokens);
         assert!(self.runs(turn), "{program} does not run: {:?}", self.fates.get(&turn));
         self.end(turn, tokens);
+    }
+
+    /// The turn's dispatch failed at a worker, and it is to be sent again.
+    pub(crate) fn fail(&mut self, turn: u64, at: WorkerId) {
+        let on = self.failed.entry(turn).or_default();
+        if !on.contains(&at) {
+            on.push(at);
+        }
+        let on = on.clone();
+        assert!(matches!(self.fates.remove(&turn), Some(Fate::Runs(_))), "{turn} does not run");
+        self.tell(&Event::Undispatched { turn: TurnId(turn), again: Some(&on) });
+        assert!(self.fates.contains_key(&turn), "who asks again is answered at once");
     }
 
     pub(crate) fn abort(&mut self, turn: u64) {

@@ -19,12 +19,12 @@ mod wishes;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tandem_dialect::AnswerFacts;
-use tandem_scheduler::{Decision, DispatchFailure, HoldReason, Input, TurnOutcome, TurnResult};
+use tandem_scheduler::{Admission, Decision, DispatchFailure, HoldReason, Input, TurnOutcome, TurnResult};
 use tandem_types::{Dialect, TenantId, TurnId, Usage, WorkerId};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -94,11 +94,15 @@ impl Turn {
 
     fn decided(&mut self, decision: Arc<Decision>) {
         self.app.trace.routed(&self.story, &decision);
-        if let Some(admission) = decision.admission.as_deref().filter(|_| decision.attempt == 1) {
+        let before = self.story.decision.as_ref().map_or(Duration::ZERO, |last| last.held);
+        // A retry was asked about anew; it is told of where it had to wait for that.
+        let told = |admission: &&Admission| decision.attempt == 1 || admission.held.is_some();
+        if let Some(admission) = decision.admission.as_deref().filter(told) {
             self.app.trace.admitted(&self.story, &decision, admission);
             if let Some(reason) = admission.held {
                 let reason = [("reason", reason.as_str())];
-                self.app.metrics.lasted(Family::AdmissionWaitSeconds, &reason, decision.held);
+                let waited = decision.held.saturating_sub(before);
+                self.app.metrics.lasted(Family::AdmissionWaitSeconds, &reason, waited);
             }
         }
         self.story.decision = Some(decision);

@@ -1,13 +1,19 @@
 //! Turns that wait for room in KV memory, and operators who pause and go on.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::{Value, json};
 use tandem_gateway::Config;
 use tandem_gateway::config::Span;
 use tandem_mock_engine::{MockConfig, MockEngine, MockModel, Speed};
 
+use tokio::sync::Semaphore;
+
 use crate::client::{self, Client};
-use crate::engine::Engine;
-use crate::setup::{Setup, outcome, start_at, start_with};
+use crate::engine::{self, Engine, messages_stream};
+use crate::holds::IMPATIENT;
+use crate::setup::{Setup, messages, outcome, start_at, start_with};
 
 /// A gateway with a policy of admission before one modelled engine that tells how much it holds.
 async fn gated(
@@ -60,6 +66,13 @@ async fn occupy(setup: &Setup) -> Client {
     client
 }
 
+/// What the trace says of admission: what was done, and why.
+fn admissions(setup: &Setup) -> Vec<(String, Option<String>)> {
+    let rows = setup.events().into_iter().filter(|row| row["event_type"] == "admission");
+    let word = |word: &Value| word.as_str().map(str::to_owned);
+    rows.map(|row| (word(&row["action"]).unwrap_or_default(), word(&row["reason"]))).collect()
+}
+
 /// Twenty times slower than the model: a token takes more than 100 ms.
 const SLOW: Speed = Speed::Times(0.05);
 
@@ -95,15 +108,13 @@ async fn a_turn_that_finds_no_room_waits_until_there_is_some() {
     }
     setup.gateway.begin_shutdown();
     setup.gateway.wait().await;
-    let rows = setup.events();
-    let admissions: Vec<_> = rows
-        .iter()
-        .filter(|row| row["event_type"] == "admission")
-        .map(|row| (row["action"].as_str().unwrap_or_default(), row["reason"].as_str()))
-        .collect();
     assert_eq!(
-        admissions,
-        [("admitted", None), ("held", Some("memory_full")), ("admitted", Some("memory_full"))]
+        admissions(&setup),
+        [
+            ("admitted".to_owned(), None),
+            ("held".to_owned(), Some("memory_full".to_owned())),
+            ("admitted".to_owned(), Some("memory_full".to_owned()))
+        ]
     );
     engine.stop().await;
 }
@@ -123,6 +134,89 @@ async fn a_wait_for_room_that_is_too_long_ends_with_a_time_to_come_back() {
         rows.iter().filter(|row| outcome(row) == ("rejected".to_owned(), "hold_expired".to_owned()));
     assert_eq!(refused.count(), 1);
     engine.stop().await;
+}
+
+/// An engine that hangs up on the first try of session `a` once it is told to fail, and answers session `b` once it is told
+/// to be done.
+async fn until_told(fail: &Arc<Semaphore>, done: &Arc<Semaphore>, tries: &Arc<AtomicUsize>) -> Engine {
+    let (fail, done, tries) = (Arc::clone(fail), Arc::clone(done), Arc::clone(tries));
+    Engine::start(move |call| {
+        let (fail, done, tries) = (Arc::clone(&fail), Arc::clone(&done), Arc::clone(&tries));
+        Box::pin(async move {
+            let body = String::from_utf8_lossy(&call.seen.body).into_owned();
+            if body.contains("a0000") && tries.fetch_add(1, Ordering::Relaxed) == 0 {
+                fail.acquire().await.expect("open").forget();
+                return call.hang_up().await;
+            }
+            if body.contains("b0000") {
+                done.acquire().await.expect("open").forget();
+            }
+            engine::fine(call).await;
+        })
+    })
+    .await
+}
+
+/// Two engines, a turn that fills more than half at each. The client of the one that is failed waits behind an early 200
+/// until the other is over: neither engine gets more than it holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_its_engine_failed_waits_for_room_at_another() {
+    let (fail, done) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let tries = Arc::new(AtomicUsize::new(0));
+    let first = until_told(&fail, &done, &tries).await;
+    let second = until_told(&fail, &done, &tries).await;
+    [&first, &second].into_iter().for_each(|engine| engine.holds(16_384));
+    let setup = start_with(&[&first, &second], |config| {
+        config.admission.policy = "tandem".to_owned();
+        config.hold.keep_alive = Span::millis(50);
+    })
+    .await;
+    let at = |seen: &Value, what: fn(&Value) -> bool| {
+        seen["workers"].as_array().map_or(0, |workers| workers.iter().filter(|worker| what(worker)).count())
+    };
+    setup.admin_until("/admission", |seen| at(seen, |worker| worker["device"] == 16_384) == 2).await;
+    let busy = |worker: &Value| worker["running"].as_u64().is_some_and(|tokens| tokens > 8_000);
+    let mut failed = Client::connect(setup.addr()).await;
+    let body = messages(&large("a"), true).to_string();
+    failed
+        .send(&client::post("/v1/messages", &format!("{IMPATIENT}x-session-id: a\r\n"), body.as_bytes()))
+        .await;
+    setup.admin_until("/admission", |seen| at(seen, busy) == 1).await;
+    let mut other = Client::connect(setup.addr()).await;
+    other.send(&call("b", &large("b"), 2, false)).await;
+    setup.admin_until("/admission", |seen| at(seen, busy) == 2).await;
+    fail.add_permits(1);
+    let turns = setup.admin_until("/turns", |turns| turns["held_total"] == 1).await;
+    assert_eq!(turns["held"][0]["reason"], "memory_full", "{turns}");
+    failed.until("event: ping").await;
+    done.add_permits(1);
+    assert_eq!(other.answer().await.status, 200);
+    let answer = failed.answer().await;
+    assert!(answer.complete && answer.text().ends_with(&messages_stream().concat()), "{}", answer.text());
+    assert_eq!(
+        first.calls().len() + second.calls().len(),
+        3,
+        "nothing was sent twice but the call that failed"
+    );
+    let metrics = setup.metrics().await;
+    for line in [
+        "tandem_admission_events_total{event=\"admitted\"} 2",
+        "tandem_admission_wait_seconds_count{reason=\"memory_full\"} 1",
+        "tandem_holds_total{reason=\"memory_full\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+    setup.gateway.begin_shutdown();
+    setup.gateway.wait().await;
+    assert_eq!(
+        admissions(&setup),
+        [
+            ("admitted".to_owned(), None),
+            ("admitted".to_owned(), None),
+            ("held".to_owned(), Some("memory_full".to_owned())),
+            ("admitted".to_owned(), Some("memory_full".to_owned()))
+        ]
+    );
 }
 
 /// More sessions than fit, several turns each, at once.

@@ -13,7 +13,7 @@ use crate::engine::{self, Engine, messages_stream};
 use crate::setup::{Setup, chat, messages, outcome, start_at, start_with};
 
 /// A session of Claude Code that says how long it waits.
-const IMPATIENT: &str = "x-claude-code-session-id: 0b0b0b0b-1111-4222-8333-444444444444\r\n\
+pub(crate) const IMPATIENT: &str = "x-claude-code-session-id: 0b0b0b0b-1111-4222-8333-444444444444\r\n\
                          user-agent: claude-cli/2.1.332\r\nx-stainless-timeout: 1\r\n";
 
 /// A gateway whose only engine is not there.

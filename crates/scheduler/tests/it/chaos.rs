@@ -45,6 +45,10 @@ struct Size {
     sync_every: u64,
     /// Tokens of KV that each worker always holds, and how many more with each number of an engine; none: they change.
     steady: Option<(u64, u64)>,
+    /// Any worker takes any turn that is sent there, so that nothing keeps routing from doing what admission says.
+    plain: bool,
+    /// Tokens of the shorter and of the longer prompts.
+    prompts: (u64, u64),
     /// Of these bounds each storm draws its own.
     queue_max: (usize, usize),
     programs_max: (usize, usize),
@@ -62,6 +66,9 @@ impl Size {
         jump_max: Duration::from_secs(600),
         sync_every: 6,
         steady: None,
+        plain: false,
+        // The shorter ones are short enough for a worker for answers.
+        prompts: (900, 3_000),
         queue_max: (1, 40),
         programs_max: (1, 40),
         idle_ttl_s: (1, 60),
@@ -77,6 +84,14 @@ impl Size {
         idle_ttl_s: (600, 600),
         ..Self::SMALL
     };
+    /// The same with prompts of which a worker holds a few, and nothing else that could keep a turn from a worker.
+    const LONG: Self = Self {
+        steady: Some((60_000, 6_000)),
+        plain: true,
+        prompts: (12_000, 30_000),
+        sync_every: u64::MAX,
+        ..Self::STEADY
+    };
     /// As many sessions as a large fleet has, over half an hour of its time and many of sleep.
     const LARGE: Self = Self {
         engines: 100,
@@ -88,6 +103,8 @@ impl Size {
         sync_every: 60,
         // A turn or two of the long ones, or a handful of the others.
         steady: Some((4_000, 40)),
+        plain: false,
+        prompts: (900, 3_000),
         queue_max: (4_096, 4_096),
         programs_max: (200_000, 200_000),
         idle_ttl_s: (7 * 24 * 3_600, 7 * 24 * 3_600),
@@ -175,7 +192,7 @@ impl Chaos {
             attempts_max: 1 + u32::try_from(rng.below(4)).expect("small"),
             startup_grace: Duration::from_secs(rng.below(20)),
             breaker: BreakerConfig {
-                failures_to_open: u32::try_from(rng.below(4)).expect("small"),
+                failures_to_open: u32::try_from(rng.below(4)).expect("small") * u32::from(!size.plain),
                 open_first: Duration::from_secs(1 + rng.below(5)),
                 open_max: Duration::from_secs(20),
             },
@@ -185,7 +202,7 @@ impl Chaos {
             },
             ..SchedulerConfig::default()
         };
-        let split = rng.below(2) == 0;
+        let split = rng.below(2) == 0 && !size.plain;
         Self {
             rng,
             now: Time::ZERO,
@@ -358,8 +375,8 @@ fn forty_seeded_storms_break_no_promise() {
 }
 
 /// I-TAN-1, in a fleet of so little room that turns wait for it. How many turns waited, and how often the driver looked.
-fn steady_storm(seed: u64, tandem: TandemConfig) -> (u64, u64) {
-    let mut chaos = Chaos::sized(seed, "tandem", Size::STEADY);
+fn steady_storm(seed: u64, size: Size, tandem: TandemConfig) -> (u64, u64) {
+    let mut chaos = Chaos::sized(seed, "tandem", size);
     chaos.config.admission.tandem = tandem;
     let mut core = Scheduler::new(chaos.config(), seed).expect("a valid configuration");
     let mut effects = Vec::new();
@@ -372,8 +389,17 @@ fn steady_storm(seed: u64, tandem: TandemConfig) -> (u64, u64) {
 #[test]
 fn no_worker_gets_more_than_it_holds_under_tandem() {
     let (held, looked): (Vec<u64>, Vec<u64>) =
-        (0..8).map(|seed| steady_storm(seed, TandemConfig::default())).unzip();
+        (0..8).map(|seed| steady_storm(seed, Size::STEADY, TandemConfig::default())).unzip();
     assert!(held.iter().all(|n| *n > 100) && looked.iter().sum::<u64>() > 50, "{held:?} {looked:?}");
+}
+
+/// I-TAN-1 with long prompts: where a few turns fill a worker, one that is sent there again although its room was
+/// given to others is seen.
+#[test]
+fn no_worker_gets_more_long_prompts_than_it_holds_under_tandem() {
+    let (held, looked): (Vec<u64>, Vec<u64>) =
+        (0..12).map(|seed| steady_storm(seed, Size::LONG, TandemConfig::default())).unzip();
+    assert!(held.iter().all(|n| *n > 100) && looked.iter().sum::<u64>() > 1_000, "{held:?} {looked:?}");
 }
 
 /// Told that engines hold fifty times what they do, the scheduler sends them more than that, and the driver sees it.
@@ -382,7 +408,7 @@ fn no_worker_gets_more_than_it_holds_under_tandem() {
 fn a_driver_sees_workers_that_get_more_than_they_hold() {
     let all = TandemConfig { admit: 50.0, pause: 50.0, running_max: 50.0, ..TandemConfig::default() };
     for seed in 0..8 {
-        steady_storm(seed, all.clone());
+        steady_storm(seed, Size::STEADY, all.clone());
     }
 }
 

@@ -1,14 +1,12 @@
 //! What the driver holds the scheduler to: each effect against what it knows, and its books after each call.
 
+use tandem_routing::Reason;
 use tandem_scheduler::admission::Placement;
 use tandem_scheduler::view::View;
 use tandem_scheduler::{Decision, Effect, PrefillDecision, Scheduler, invariants};
 use tandem_types::{EngineKind, ProgramKey, TurnId, WorkerId, WorkerRole};
 
 use super::Chaos;
-
-/// Tokens of the longer prompts.
-pub(super) const LONG_PROMPT: u64 = 3_000;
 
 /// Longest answer that a driver tells of.
 pub(super) const ANSWER_MAX: u64 = 800;
@@ -61,7 +59,12 @@ impl Chaos {
                 }
                 Effect::Supersede { old, by } => {
                     assert!(self.turns.get(*by).is_some(), "{by} is not there");
-                    assert!(self.turns.get(*old).is_some_and(|l| !l.answering && l.at.is_none()));
+                    let live = self.turns.get(*old).filter(|l| !l.answering && l.at.is_none());
+                    let program = live.expect("it waits, or was cancelled").program.clone();
+                    if self.went.contains(old) {
+                        // It went and is over in one call: nobody looks at its program's first turn later.
+                        self.ran.extend(program);
+                    }
                     self.turns.end(*old);
                 }
                 Effect::Paused { worker, tokens, .. } | Effect::Demote { worker, tokens, .. } => {
@@ -116,8 +119,8 @@ impl Chaos {
             Placement::Free(at) | Placement::Prefer(at) | Placement::Pin(at) => at == worker,
             Placement::Any => false,
         };
-        live.stray =
-            attempt > 1 || !record.admission.as_ref().is_some_and(|admission| named(admission.placement));
+        live.stray = !record.admission.as_ref().is_some_and(|admission| named(admission.placement))
+            && (!self.size.plain || record.reason == Reason::Repeated.as_str());
         self.went.push(turn);
     }
 
@@ -182,8 +185,8 @@ impl Chaos {
     }
 
     /// Running turns fit the device under `tandem` as it is set by default (I-TAN-1), twice the device where tiers below it
-    /// keep what idles. Slack: one may run alone, an answer may grow beyond what was foreseen, routing may have to send a
-    /// turn where admission did not, and the room of one that failed may be another's when it is sent again.
+    /// keep what idles. Slack: one may run alone, an answer may grow beyond what was foreseen, and routing may have to send
+    /// a turn where admission did not, as it does with a call that comes again while the first runs.
     fn respects_capacity(&mut self, view: &View<'_>, turn: TurnId) {
         let Some(live) = self.turns.get(turn) else { return };
         let Some(worker) = live.at else { return };
@@ -191,7 +194,7 @@ impl Chaos {
         else {
             return;
         };
-        if !live.is_turn || !self.next_turn.is_multiple_of(10) {
+        if !live.is_turn || !self.size.plain && !self.next_turn.is_multiple_of(10) {
             return;
         }
         let Some(charged) = view.worker(worker).and_then(|seen| seen.charged) else { return };
@@ -208,7 +211,7 @@ impl Chaos {
             charged.running
         );
         self.tally("capacity looked at");
-        if charged.running + LONG_PROMPT > device {
+        if charged.running + self.size.prompts.1 > device {
             self.tally("filled to the brim");
         }
         if view.admission().stats.held > 0 {

@@ -11,7 +11,7 @@ use tandem_types::{
     Time, TurnId, Usage, WorkerId, WorkerInfo, WorkerPrefix, WorkerRole,
 };
 
-use super::checks::{ANSWER_MAX, LONG_PROMPT};
+use super::checks::ANSWER_MAX;
 use super::turns::Live;
 use super::{Chaos, Known};
 use crate::support::{arrival, program};
@@ -213,8 +213,11 @@ impl Chaos {
     }
 
     fn info(&mut self, worker: WorkerId) -> WorkerInfo {
-        let models = MODELS.iter().filter(|_| self.rng.below(2) == 0).map(|&m| m.to_owned()).collect();
-        let max_running = (!self.one_in(4)).then(|| u32::try_from(self.rng.below(5)).expect("small"));
+        let plain = self.size.plain;
+        let models =
+            MODELS.iter().filter(|_| self.rng.below(2) == 0 || plain).map(|&m| m.to_owned()).collect();
+        let bounded = !self.one_in(4) && !plain;
+        let max_running = bounded.then(|| u32::try_from(self.rng.below(5)).expect("small"));
         let (role, kind) = self.role(worker);
         let drawn = (!self.one_in(4)).then(|| 2000 + self.rng.below(20_000));
         let kv_capacity_tokens = self.size.capacity(worker).or(drawn);
@@ -285,8 +288,8 @@ impl Chaos {
         let duplicate = self.one_in(50) && self.turns.get(again).is_some_and(|l| l.at.is_some());
         let turn = if duplicate { again } else { TurnId(self.next_turn) };
         let identified = !self.one_in(16);
-        // Some prompts are short enough for a worker for answers.
-        let input_tokens_estimate = if self.one_in(2) { 900 } else { LONG_PROMPT };
+        let (shorter, longer) = self.size.prompts;
+        let input_tokens_estimate = if self.one_in(2) { shorter } else { longer };
         let arrival = TurnArrival {
             turn,
             program: identified.then(|| self.program()),

@@ -18,7 +18,7 @@ pub(super) struct Live {
     pub(super) attempts: u32,
     pub(super) deadline: Time,
     pub(super) prompt_tokens: u64,
-    /// It runs where admission did not send it, or did so for an attempt that failed.
+    /// It runs where admission did not send it.
     pub(super) stray: bool,
     /// Its place in the list of ids.
     place: usize,
