@@ -17,7 +17,7 @@
 //!     run of at most 256 blocks; only a new or a departing worker excludes matches;
 //!   - I-WIX-7 memory follows what is resident: what nobody holds leaves the forest, and tables shrink;
 //!   - freed places are used again.
-//! - Memory: 8 bytes for each distinct block, however many workers hold it; 14 to 24 for its id on each worker that
+//! - Memory: 8 bytes for each distinct block, however many workers hold it; 12 to 17 for its id on each worker that
 //!   holds it; 8 for each unbroken stretch that a worker holds of a run; about 130 for each run. Ids are each
 //!   worker's own, so engines that share them save nothing and engines that do not cost nothing.
 //! - Bounds: content hashes have 64 bits. 2^24 workers; 2^24 runs, beyond which stores are refused.

@@ -7,7 +7,8 @@
 //!   tail (vLLM) or node by node (SGLang). So ids lie here in the order of the blocks, run by run, and the first look
 //!   is at the neighbours of what came last. What is not there is searched: each id has a mark in one of many
 //!   *classes*, chosen by the id, a list that only grows at its end. Entering an id writes to memory that was
-//!   written just before; a search reads a few hundred marks in a row.
+//!   written just before; a search reads a few hundred marks in a row, and where one fits the few ids it may be of:
+//!   it says in which part of a run the block lies, no more, so that four bytes do for each id.
 //! - Invariants:
 //!   - I-NAM-1 the block of an id is found from when the id was given until the block is lost, whatever was given
 //!     and lost in between; after that it is not;
@@ -22,13 +23,15 @@ mod hold;
 
 use std::collections::{BTreeMap, HashMap};
 
-use class::Class;
+use class::{Class, PARTS};
 use hold::{GONE, Hold};
 
 use super::runs::{Place, RunNo};
 use crate::spread::Spread;
 
 const POSITION_BITS: u32 = 8;
+/// Positions of a part of a run: a search reads that many ids, some cache lines in a row, where it finds a mark.
+const PART_IDS: u32 = (1 << POSITION_BITS) / PARTS;
 /// Ids of a class, at most, after a sweep.
 const CLASS_IDS: usize = 1024;
 /// Marks of a class, on average, that make a sweep due: a search reads two bytes for each.
@@ -163,7 +166,12 @@ impl Names {
             return Some(at);
         }
         let class = self.classes.get(bits & self.classes.len().wrapping_sub(1))?;
-        class.find(mark, |at| self.names(at, id))
+        class.find(mark, |low, part| {
+            let from = part * PART_IDS;
+            // Few workers have holds beyond those that the low bits tell apart; theirs are tried one by one.
+            let mut holds = self.holds.iter().enumerate().skip(usize::from(low)).step_by(1 << u16::BITS);
+            holds.find_map(|(hold, h)| Some(At::new(hold as u32, h.find(id, from, from + PART_IDS)?)))
+        })
     }
 
     fn names(&self, at: At, id: u64) -> bool {
@@ -238,7 +246,7 @@ impl Names {
             }
             None => {
                 if self.holds.len() == self.holds.capacity() {
-                    self.holds.reserve_exact((self.holds.len() / 2).max(4));
+                    self.holds.reserve_exact((self.holds.len() / 8).max(2));
                 }
                 self.holds.push(hold);
                 self.holds.len() as u32 - 1
@@ -262,7 +270,7 @@ impl Names {
         for (position, id) in (start..).zip(ids) {
             let (bits, mark) = spread(*id);
             if let Some(class) = self.classes.get_mut(bits & mask) {
-                class.push(mark, At::new(number, position));
+                class.push(mark, number, position / PART_IDS);
             }
         }
         if !self.others.is_empty() {
@@ -334,16 +342,13 @@ impl Names {
         let classes = if self.held == 0 { 0 } else { self.held.div_ceil(CLASS_IDS).next_power_of_two() };
         self.classes = Vec::new();
         self.classes.resize_with(classes, Class::default);
-        for class in &mut self.classes {
-            class.reserve(self.held * 9 / 4 / classes);
-        }
         self.ends = vec![At::NONE; (self.held / BLOCKS_PER_END).next_power_of_two()];
         self.marks = 0;
         for (number, hold) in (0..).zip(&self.holds) {
             for (position, id) in (u32::from(hold.base)..).zip(&hold.ids).filter(|(_, id)| **id != GONE) {
                 let (bits, mark) = spread(*id);
                 if let Some(class) = self.classes.get_mut(bits & (classes - 1)) {
-                    class.push(mark, At::new(number, position));
+                    class.push(mark, number, position / PART_IDS);
                     self.marks += 1;
                 }
             }

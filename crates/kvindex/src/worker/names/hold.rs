@@ -1,6 +1,6 @@
 //! The ids of one run's blocks, in their order.
 
-use crate::worker::runs::RunNo;
+use crate::worker::runs::{RUN_BLOCKS, RunNo};
 
 /// In the place of the id of a block that is not held. A block that has this very id is known by `others`.
 pub(super) const GONE: u64 = 0x6b3f_92d1_0c5a_e847;
@@ -19,6 +19,14 @@ pub(super) struct Hold {
 impl Hold {
     pub(super) fn id(&self, position: u32) -> Option<u64> {
         self.ids.get((position as usize).checked_sub(usize::from(self.base))?).copied()
+    }
+
+    /// The position of an id, where that is one of `from..to`.
+    pub(super) fn find(&self, id: u64, from: u32, to: u32) -> Option<u32> {
+        let [start, end] = [from, to].map(|p| (p as usize).saturating_sub(usize::from(self.base)));
+        let ids = self.ids.get(start..end.min(self.ids.len()))?;
+        let nth = ids.iter().position(|i| *i == id)?;
+        Some((usize::from(self.base) + start + nth) as u32)
     }
 
     /// Puts ids at `start` and after it.
@@ -41,7 +49,8 @@ impl Hold {
             there.copy_from_slice(old);
         }
         if self.ids.capacity() < self.ids.len() + new.len() {
-            self.ids.reserve_exact(new.len().max(self.ids.len() / 8));
+            let room = RUN_BLOCKS.saturating_sub(usize::from(self.base) + self.ids.len());
+            self.ids.reserve_exact(new.len().max((self.ids.len() / 8).min(room)));
         }
         self.ids.extend_from_slice(new);
     }

@@ -117,6 +117,19 @@ fn churn_leaves_no_marks_behind() {
         assert!(names.marks <= 2 * names.held + SPARE_MARKS);
     }
     assert_eq!((names.held, names.holds.len()), (25_600, 101));
-    let room: usize = names.classes.iter().map(|c| c.marks.capacity()).sum();
-    assert!(room < 3 * names.held, "{room}");
+    let room: usize = names.classes.iter().map(Class::room).sum();
+    assert!(4 * room < 9 * names.held, "{room}");
+}
+
+/// I-NAM-1.
+#[test]
+fn ids_are_found_in_more_runs_than_16_bits_number() {
+    let mut names = Names::default();
+    let place = |run: RunNo| Place::new(run, run as usize % 256);
+    for run in 0..70_000 {
+        names.give(run, place(run).position(), &[u64::from(run)], &[]);
+    }
+    for run in (0..70_000).step_by(7) {
+        assert_eq!(names.place(u64::from(run)), Some(place(run)));
+    }
 }
