@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What happened live, again without engines: the recorded inputs of the scheduler give the same decisions, and the
-recorded trace, simulated, the same output and hits within 5 %.
+recorded trace, simulated, the same output within 5 %, and the same hits within a point where there is room.
 
     python3 e2e/live_offline.py [NAME...]
 
@@ -17,12 +17,14 @@ import sys
 from lib import Fleet, binary, isolate, must, run_all, until
 from rollout_load import Load, engines, play, report
 
-LOAD = Load(rollouts=256, headers=(("x-tandem-hold-max", "600"),))
+LOAD = Load(rollouts=256, headers=(("x-tandem-hold-max", "600"),), stream=True)
 ENGINES = 4
 # Tokens that an engine holds, in whole blocks. The rollouts hold 1.4 million in all when each is half done.
 ROOMY, TIGHT = 500_000, 100_000
 SEEDS = "1,2,3"
 WITHIN = 0.05
+# Points of hits. Where engines evict what comes back, who finds its prefix hangs on single events.
+ROOMY_POINTS, TIGHT_POINTS = 1.0, 10.0
 
 
 def tandem(*argv):
@@ -32,14 +34,13 @@ def tandem(*argv):
 
 
 def compared(what, live, simulated):
-    """A figure of the live run beside that of each simulated one; by how much their mean is off."""
+    """A figure of the live run beside that of each simulated one; the mean of these."""
     mean = statistics.fmean(simulated)
-    off = mean / live - 1
-    print(f"  {what}: live {live:.4g}, simulated {mean:.4g} ({min(simulated):.4g} to {max(simulated):.4g}), {off:+.1%}", flush=True)
-    return off
+    print(f"  {what}: live {live:.4g}, simulated {mean:.4g} ({min(simulated):.4g} to {max(simulated):.4g}), {mean / live - 1:+.1%}", flush=True)
+    return mean
 
 
-def agree(admission, pool):
+def agree(admission, pool, points):
     engine = ["--profile", "qwen3-30b-a3b-h100-tp1", "--pool", str(pool), "--block-size", "16", "--max-num-seqs", "256"]
 
     def test(folder):
@@ -67,16 +68,17 @@ def agree(admission, pool):
         lines = tandem("simulate", fleet.trace, *engine, "--workers", ENGINES, "--policy", f"kv+{admission}".removesuffix("+none"),
                        "--seeds", SEEDS, "--json")
         simulated = [json.loads(line) for line in lines]
-        figures = {"output tok/s": ("output_tok_s", "output_throughput_tok_s"), "hit": ("hit", "prefix_cache_reused_ratio")}
-        off = {what: compared(what, live[one], [run[other] for run in simulated]) for what, (one, other) in figures.items()}
-        must(max(map(abs, off.values())) <= WITHIN, f"more than {WITHIN:.0%} off: {off}")
+        output = compared("output tok/s", live["output_tok_s"], [run["output_throughput_tok_s"] for run in simulated])
+        hit = compared("hit", live["hit"], [run["prefix_cache_reused_ratio"] for run in simulated])
+        must(abs(output / live["output_tok_s"] - 1) <= WITHIN, "output differs")
+        must(abs(hit - live["hit"]) * 100 <= points, "hits differ")
     return test
 
 
 TESTS = [
-    ("room-for-all", agree("tandem", ROOMY)),
-    ("admission", agree("tandem", TIGHT)),
-    ("no-admission", agree("none", TIGHT)),
+    ("room-for-all", agree("tandem", ROOMY, ROOMY_POINTS)),
+    ("admission", agree("tandem", TIGHT, TIGHT_POINTS)),
+    ("no-admission", agree("none", TIGHT, TIGHT_POINTS)),
 ]
 
 if __name__ == "__main__":
