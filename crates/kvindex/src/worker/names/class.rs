@@ -22,6 +22,7 @@ struct Piece {
 /// A mark of each id, and in which part of which hold it lies. Newer ones come later.
 #[derive(Debug, Default)]
 pub(super) struct Class {
+    #[expect(clippy::vec_box, reason = "a list that grows must not copy its pieces")]
     full: Vec<Box<Piece>>,
     last: Option<Box<Piece>>,
     len: usize,
