@@ -26,7 +26,7 @@ const ARROWS: &[(&str, bool, &[&str])] = &[
     ("trace", true, &["types"]),
     ("engine-model", true, &["types"]),
     ("workload", true, &["types", "trace"]),
-    ("simulate", true, &["types", "engine-model", "scheduler", "workload"]),
+    ("simulate", true, &["types", "engine-model", "kvindex", "scheduler", "workload"]),
     ("scheduler", true, &["types", "routing", "admission"]),
     ("loadgen", false, &["types", "workload", "dialect", "trace"]),
     ("prompt", false, &["types"]),

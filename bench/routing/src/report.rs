@@ -131,8 +131,9 @@ impl Run {
     }
 
     /// Largest over mean of the context tokens that sessions have at a worker, over the measured time: a session is at
-    /// the worker of a turn from when that is sent until the next is, or it ends. Unlike work and requests, this does
-    /// not grow with what a worker makes of its sessions. Sessions of which no request came to an end are not counted.
+    /// the worker of a turn from when that gets it until the next is sent, or it ends. While a turn is held its session
+    /// is nowhere. Unlike work and requests, this does not grow with what a worker makes of its sessions. Sessions of
+    /// which no request came to an end are not counted.
     fn sessions_at(&self) -> f64 {
         let mut by_turn: Vec<&Record> = self.records.iter().filter(|record| record.error.is_none()).collect();
         by_turn.sort_by_key(|record| (record.session, record.round, record.turn));
@@ -142,7 +143,7 @@ impl Run {
             let same = |next: &&&Record| (next.session, next.round) == (record.session, record.round);
             let next = by_turn.get(place + 1).filter(same);
             let end = next.map_or(record.sent + record.whole, |next| next.sent);
-            let time = (end.min(until) - record.sent.max(self.warmup)).max(0.0);
+            let time = (end.min(until) - (record.sent + record.held).max(self.warmup)).max(0.0);
             *at.entry(record.worker.as_deref().unwrap_or("?")).or_default() +=
                 time * f64::from(record.prompt + record.output);
         }

@@ -215,6 +215,8 @@ fn config(args: &SimulateArgs, point: &Point) -> Result<SimConfig, Failure> {
         seed: point.seed,
         event_delay: seconds("--event-delay", args.event_delay)?,
         event_loss: args.event_loss,
+        predict: seconds("--predict", args.predict)?,
+        relook: seconds("--relook", args.relook)?,
         warmup: seconds("--warmup", args.warmup)?,
         duration: args.duration.map(|value| seconds("--duration", value)).transpose()?,
         idle_cap: args.idle_cap.map(|value| seconds("--idle-cap", value)).transpose()?,

@@ -38,6 +38,9 @@ pub struct Target {
     pub headers: HeaderMap,
     /// The response header that names who served, where there is one.
     pub worker_header: HeaderName,
+    /// The response header that tells for how many milliseconds the call was held before an engine got it, where there
+    /// is one.
+    pub held_header: HeaderName,
     /// Longest time for one try.
     pub timeout: Duration,
     /// Most tries of a request that is refused with 429 or 503.
@@ -57,6 +60,7 @@ impl Target {
             parent_header: HeaderName::from_static("x-tandem-parent-session-id"),
             headers: HeaderMap::new(),
             worker_header: HeaderName::from_static("x-tandem-worker"),
+            held_header: HeaderName::from_static("x-tandem-held-ms"),
             timeout: Duration::from_secs(600),
             tries: 20,
             connections: 1024,
@@ -74,6 +78,8 @@ pub(crate) struct Called {
     pub(crate) cached: u32,
     pub(crate) output: u32,
     pub(crate) worker: Option<String>,
+    /// Until an engine got it, from when the call was first sent; earlier tries count.
+    pub(crate) held: Duration,
     pub(crate) error: Option<String>,
 }
 
@@ -162,12 +168,16 @@ impl Client {
             Ok(request) => request,
             Err(error) => return Tried::Failed(error.to_string()),
         };
+        let sent = start.elapsed();
         let response = match self.pool.request(request).await {
             Ok(response) => response,
             Err(error) => return Tried::Failed(error.to_string()),
         };
         let worker = response.headers().get(&self.target.worker_header);
         called.worker = worker.and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let held = response.headers().get(&self.target.held_header);
+        let held: Option<u64> = held.and_then(|value| value.to_str().ok()?.parse().ok());
+        called.held = sent + Duration::from_millis(held.unwrap_or_default());
         if !response.status().is_success() {
             return refused(response).await;
         }

@@ -29,6 +29,8 @@ pub struct Record {
     pub output: u32,
     /// Who served it, where a response header tells.
     pub worker: Option<String>,
+    /// Seconds until an engine got it: those of earlier tries, and those that a response header tells.
+    pub held: f64,
     /// What went wrong.
     pub error: Option<String>,
 }

@@ -267,6 +267,7 @@ impl Load {
                 ideal,
                 output: called.output,
                 worker: called.worker,
+                held: called.held.as_secs_f64(),
                 error: called.error,
             });
             no

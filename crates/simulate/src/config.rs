@@ -69,6 +69,10 @@ pub struct SimConfig {
     pub event_delay: Duration,
     /// Probability that it never gets to know of that; from 0 to 1.
     pub event_loss: f64,
+    /// How long a prompt that was sent to a worker counts as cached there at most, until it is computed; 0 = it does not.
+    pub predict: Duration,
+    /// How often it is looked up anew what is cached of a prompt that waits for a worker; 0 = never.
+    pub relook: Duration,
     /// Whether clients say that a session has ended.
     pub announce_end: bool,
     /// Whether what a model wrote comes back as other tokens, so that its KV is never found again: a chat template may
@@ -104,6 +108,8 @@ impl Default for SimConfig {
             hold_max: Duration::from_secs(1_900),
             event_delay: Duration::ZERO,
             event_loss: 0.0,
+            predict: Duration::from_secs(10),
+            relook: Duration::from_millis(250),
             announce_end: true,
             fresh_answers: false,
             demote: false,

@@ -15,6 +15,7 @@ use crate::config::{Arrivals, SimConfig, SimError};
 use crate::fleet::{Fleet, Next, Work, worker};
 use crate::measure::{Done, Measure};
 use crate::report::Report;
+use crate::waiting::Waiting;
 
 /// Tokens of an answer between two pieces of news of it.
 const PROGRESS_TOKENS: u32 = 256;
@@ -102,7 +103,7 @@ struct Sim<'a> {
     fleet: Fleet,
     turns: BTreeMap<TurnId, Live>,
     next_turn: u64,
-    held: u32,
+    waiting: Waiting,
     measure: Measure,
     completed: u64,
     due: Vec<(Time, Ask)>,
@@ -134,7 +135,7 @@ impl<'a> Sim<'a> {
             fleet: Fleet::new(config)?,
             turns: BTreeMap::new(),
             next_turn: 0,
-            held: 0,
+            waiting: Waiting::new(config.relook),
             measure: Measure::new(config, from, until),
             completed: 0,
             due: Vec::new(),
@@ -193,7 +194,8 @@ impl<'a> Sim<'a> {
         let next = self.queue.peek().map(|Reverse((time, _, _))| *time);
         // While nothing is asked for, admission's regular looks would cut a pause into pieces.
         let deadline = self.scheduler.next_deadline().filter(|_| self.open > 0);
-        let Some(mut time) = [next, deadline].into_iter().flatten().min() else { return false };
+        let look = self.waiting.next_look();
+        let Some(mut time) = [next, deadline, look].into_iter().flatten().min() else { return false };
         if self.stop_at.is_some_and(|stop| time >= stop) {
             self.now = self.stop_at.unwrap_or(time);
             return false;
@@ -212,9 +214,14 @@ impl<'a> Sim<'a> {
             }
         }
         self.move_to(time);
-        if deadline.is_some_and(|deadline| deadline <= time) && next.is_none_or(|next| next > time) {
+        let nothing_else = next.is_none_or(|next| next > time);
+        if nothing_else && deadline.is_some_and(|deadline| deadline <= time) {
             self.scheduler.handle_timeout(time, &mut self.effects);
             self.carry_out();
+            return true;
+        }
+        if nothing_else && look.is_some_and(|look| look <= time) {
+            self.look();
             return true;
         }
         let Some(Reverse((_, _, event))) = self.queue.pop() else { return false };
@@ -233,10 +240,22 @@ impl<'a> Sim<'a> {
 
     /// Time passes: workers that stand still while turns are held are noted.
     fn move_to(&mut self, time: Time) {
-        if self.held > 0 {
+        if !self.waiting.is_empty() {
             self.measure.stood_still(self.fleet.still(), self.now, time);
         }
         self.now = self.now.max(time);
+    }
+
+    /// What is cached of prompts that wait is looked up anew, as a live gateway does.
+    fn look(&mut self) {
+        for turn in self.waiting.round(self.now) {
+            // It may have left by what was told of one before it.
+            let Some(live) = self.turns.get(&turn).filter(|live| live.held_since.is_some()) else { continue };
+            let prefix = self.fleet.prefix(&live.work, self.now);
+            if self.waiting.is_news(turn, &prefix) {
+                self.tell(Input::PrefixFound { turn, prefix });
+            }
+        }
     }
 
     fn tell(&mut self, input: Input) {
@@ -328,7 +347,7 @@ impl<'a> Sim<'a> {
                 Effect::Hold { turn, .. } => {
                     if let Some(live) = self.turns.get_mut(&turn) {
                         live.held_since = Some(self.now);
-                        self.held += 1;
+                        self.waiting.comes(turn, self.fleet.prefix(&live.work, self.now), self.now);
                     }
                 }
                 Effect::Reject { turn, retry_after, .. } => self.refused(turn, retry_after),
@@ -352,7 +371,7 @@ impl<'a> Sim<'a> {
             && let Some(since) = live.held_since.take()
         {
             live.held = Some(live.held.unwrap_or_default() + self.now.since(since));
-            self.held -= 1;
+            self.waiting.leaves(turn);
         }
     }
 
@@ -416,11 +435,13 @@ impl<'a> Sim<'a> {
                     live.second = Some(self.now);
                 } else if computed {
                     live.cached = Some(output.cached_tokens);
+                    self.fleet.computed(turn.0);
                     self.hand_over(turn);
                     continue;
                 } else {
                     live.first = Some(self.now);
                     live.cached.get_or_insert(output.cached_tokens);
+                    self.fleet.computed(turn.0);
                     self.tell(Input::TurnStarted { turn });
                     self.tell(Input::FirstToken { turn });
                 }

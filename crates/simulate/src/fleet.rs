@@ -17,6 +17,7 @@ use tandem_workload::Node;
 
 use crate::config::{SimConfig, SimError};
 use crate::late::Late;
+use crate::predicted::Predicted;
 
 /// One engine.
 struct Engine {
@@ -78,6 +79,8 @@ pub(crate) struct Fleet {
     handover_gb_s: f64,
     /// What the scheduler knows of caches, where it is not told at once.
     late: Option<Late>,
+    /// Prompts under way, where they count.
+    predicted: Option<Predicted>,
 }
 
 impl Fleet {
@@ -100,6 +103,7 @@ impl Fleet {
             prefill: config.prefill_workers,
             handover_gb_s: config.handover_gb_s,
             late,
+            predicted: (!config.predict.is_zero()).then(|| Predicted::new(config.predict)),
         })
     }
 
@@ -114,16 +118,34 @@ impl Fleet {
 
     /// A request comes to an engine; false where it is too long for it.
     pub(crate) fn submit(&mut self, index: u32, key: u64, work: &Work, now: Time) -> bool {
-        let Some(engine) = self.engines.get_mut(index as usize) else { return false };
-        engine.turns += 1;
-        engine.model.submit(work.request(key, work.output, now)).is_ok()
+        self.compute(index, key, work, work.output, now)
     }
 
     /// A request's prompt comes to an engine that only computes it.
     pub(crate) fn submit_prefill(&mut self, index: u32, key: u64, work: &Work, now: Time) -> bool {
+        self.compute(index, key, work, 1, now)
+    }
+
+    fn compute(&mut self, index: u32, key: u64, work: &Work, output: u32, now: Time) -> bool {
         let Some(engine) = self.engines.get_mut(index as usize) else { return false };
         engine.turns += 1;
-        engine.model.submit(work.request(key, 1, now)).is_ok()
+        let request = work.request(key, output, now);
+        let blocks = work.ids.len().min((work.input / self.block_size) as usize);
+        let new = (engine.model.resident_prefix(&request)[0] as usize) < blocks;
+        if engine.model.submit(request).is_err() {
+            return false;
+        }
+        if let Some(predicted) = self.predicted.as_mut().filter(|_| new) {
+            predicted.dispatched(key, worker(index), &work.ids, blocks, now);
+        }
+        true
+    }
+
+    /// A request's prompt is computed, or the request is gone.
+    pub(crate) fn computed(&mut self, key: u64) {
+        if let Some(predicted) = &mut self.predicted {
+            predicted.over(key);
+        }
     }
 
     /// A request whose prompt was computed elsewhere comes to the engine that answers it.
@@ -212,6 +234,9 @@ impl Fleet {
                 let source = MatchSource::Exact;
                 workers.push(WorkerPrefix { worker: worker(index), device, host, disk, source });
             }
+        }
+        if let Some(predicted) = &mut self.predicted {
+            predicted.raise(useful, now, &mut workers);
         }
         let blocks = work.input / block_size;
         let known = work.ids.get(..work.ids.len().min(blocks as usize)).unwrap_or_default();

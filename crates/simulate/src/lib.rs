@@ -20,7 +20,9 @@ mod late;
 mod measure;
 mod oracle;
 mod policy;
+mod predicted;
 mod report;
+mod waiting;
 
 pub use config::{Arrivals, PlayOrder, SimConfig, SimError};
 pub use drive::{Progress, run};

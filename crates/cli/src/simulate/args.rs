@@ -59,6 +59,12 @@ pub(crate) struct SimulateArgs {
     /// Part of engines' messages about their caches that never arrives, from 0 to 1.
     #[arg(long, value_name = "PART", default_value_t = 0.0)]
     pub(super) event_loss: f64,
+    /// How long a prompt counts as cached where it was sent, until it is computed, in seconds at most; 0 = it does not.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    pub(super) predict: f64,
+    /// How often it is looked up anew what is cached of a turn that waits, in seconds; 0 = never.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.25)]
+    pub(super) relook: f64,
     /// Seconds before measuring begins.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub(super) warmup: f64,
