@@ -113,6 +113,8 @@ fn gateway(options: &Options, policy: &str, engines: &[Server], seed: u64) -> Re
     let (routing, admission) = policy.split_once('+').unwrap_or((policy, "none"));
     command.args(["serve", "--policy", routing, "--admission", admission]);
     command.args(["--seed", &seed.to_string(), "--log-level", "warn"]);
+    // The head of each answer is to say who gave it, however long the turn was held.
+    command.args(["--set", "hold.early_200=false"]);
     command.args(["--host", "127.0.0.1", "--port", &listen.port().to_string(), "--admin-port", "0"]);
     command.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &prometheus.port().to_string()]);
     command.arg("--worker-urls").args(engines.iter().map(|engine| &engine.url));

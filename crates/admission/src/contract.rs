@@ -71,6 +71,13 @@ pub enum Event<'a> {
     },
     /// A turn asks to be admitted.
     Arrived(Arrival<'a>),
+    /// What lies where of the prompt of a turn that waits was looked up anew.
+    Found {
+        /// Which.
+        turn: TurnId,
+        /// Where the prompt's KV lies now.
+        prefix: &'a PrefixMatch,
+    },
     /// A turn goes to a worker, the one asked for or another.
     Dispatched {
         /// Which.

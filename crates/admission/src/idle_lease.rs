@@ -171,7 +171,7 @@ impl AdmissionPolicy for IdleLease {
                 }
                 return;
             }
-            Event::FirstToken { .. } => return,
+            Event::Found { .. } | Event::FirstToken { .. } => return,
             Event::Progress { turn, generated } => return self.table.progress(*turn, *generated),
             Event::Ended { turn, end } => {
                 self.table.end(now, *turn, end);

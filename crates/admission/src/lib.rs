@@ -15,7 +15,7 @@
 //!   never ran nothing is left when its last turn is aborted.
 //! - I-GAT-5 events that make no sense (unknown turns, second arrivals) are ignored.
 //! - Deliberately absent: workers' health and slots, clients' patience (the scheduler's), the engines' caches themselves:
-//!   what lies where comes with the turn.
+//!   what lies where comes with the turn, and again while it waits.
 //!
 //! A new policy is one file here and one line in [`registry`].
 

@@ -24,6 +24,8 @@
 //! - A turn whose dispatch failed gives its room up and asks for it anew, before others are let into it, and goes to a worker
 //!   that failed it only where no other is ready. Where there is none for it, it waits in its old place, and its program
 //!   gives its place up like one that comes back to a full worker.
+//! - What lies where of a prompt that waits may be told anew ([`Event::Found`]): the turn is tried again at once if it
+//!   could fit by that.
 //! - Everything happens on events; a look every second lets the passing of time count.
 //! - I-TAN-1 no admission is forced: at each one the running turns of its worker fit the pool, but for a turn that runs
 //!   there alone.
@@ -397,6 +399,11 @@ impl Tandem {
                 self.touched(Some(*worker));
             }
             Event::Arrived(arrival) => return self.arrived(now, arrival, out),
+            Event::Found { turn, prefix } => {
+                if !self.table.found(*turn, prefix) || !self.may_fit(now, *turn) {
+                    return;
+                }
+            }
             Event::Dispatched { turn, worker } => {
                 let before = self.table.turn(*turn).and_then(Turn::at);
                 self.table.dispatched(now, *turn, *worker);

@@ -515,7 +515,8 @@ impl AdmissionPolicy for ThunderAgent {
                 }
                 return;
             }
-            Event::FirstToken { .. } => return,
+            // The article's scheduler looks at sizes alone.
+            Event::Found { .. } | Event::FirstToken { .. } => return,
             Event::Progress { turn, generated } => return self.table.progress(*turn, *generated),
             Event::Ended { turn, end } => {
                 let idle = self.table.end(now, *turn, end);

@@ -73,7 +73,8 @@ pub enum Input {
     },
     /// A request asks to be served.
     TurnArrived(TurnArrival),
-    /// A turn's match was looked up again, or for the first time: it counts when the turn, which waits, is placed.
+    /// A turn's match was looked up again, or for the first time: admission hears of it at once, and it counts when the
+    /// turn, which waits, is placed.
     /// A turn that runs is not moved, and a retry of it uses the new match.
     PrefixFound {
         /// Which.

@@ -207,6 +207,7 @@ impl Scheduler {
     }
 
     pub(crate) fn on_prefix_found(&mut self, id: TurnId, prefix: PrefixMatch) {
+        self.tell_gate(id, &Event::Found { turn: id, prefix: &prefix });
         match self.turns.get_mut(id) {
             Some(turn) => turn.arrival.prefix = prefix,
             None => self.misplaced(id),

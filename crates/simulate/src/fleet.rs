@@ -293,4 +293,20 @@ mod tests {
             assert_eq!(held, Some(found), "{input} {late}");
         }
     }
+
+    /// All of a prompt that is under way counts, the answer does not; what was computed counts as the engine has it.
+    #[test]
+    fn a_prompt_counts_where_it_was_sent() {
+        let mut fleet = Fleet::new(&SimConfig { workers: 2, ..SimConfig::default() }).expect("usable");
+        let sent = Work { ids: [1, 2, 3].into(), input: 128, output: 40, priority: 0 };
+        let asked = Work { ids: [1, 2, 3, 4].into(), input: 256, output: 1, priority: 0 };
+        let held = |fleet: &mut Fleet| {
+            let found = fleet.prefix(&asked, Time::ZERO);
+            [0, 1].map(|index| found.of(worker(index)).map(|held| held.device))
+        };
+        assert!(fleet.submit(1, 1, &sent, Time::ZERO));
+        assert_eq!(held(&mut fleet), [Some(0), Some(2)]);
+        fleet.computed(1);
+        assert_eq!(held(&mut fleet), [Some(0), Some(0)]);
+    }
 }

@@ -69,7 +69,8 @@ impl Predicted {
         self.index.expire(now);
         self.index.find(chain, &mut self.found);
         for &WorkerMatch { worker, device, .. } in self.found.workers() {
-            let [known, host, disk] = workers.get(worker).map_or([0; 3], |held| [held.device, held.host, held.disk]);
+            let [known, host, disk] =
+                workers.get(worker).map_or([0; 3], |held| [held.device, held.host, held.disk]);
             if device > known {
                 let source = MatchSource::Approximate;
                 let (host, disk) = (host.max(device), disk.max(device));
@@ -123,8 +124,9 @@ mod tests {
             disk,
             source: MatchSource::Exact,
         };
-        let found =
-            |predicted: &mut Predicted, held| raised(predicted, &[1, 2, 3], at(6), &[known(0, held), known(1, [1, 1, 2])]);
+        let found = |predicted: &mut Predicted, held| {
+            raised(predicted, &[1, 2, 3], at(6), &[known(0, held), known(1, [1, 1, 2])])
+        };
         assert_eq!(found(&mut predicted, [1, 2, 2]), [[3; 3], [1, 1, 2]]);
         assert_eq!(found(&mut predicted, [3, 4, 5]), [[3, 4, 5], [1, 1, 2]]);
     }

@@ -84,7 +84,12 @@ mod tests {
             disk: device,
             source: MatchSource::Exact,
         };
-        PrefixMatch { block_size: 64, blocks: 9, workers: [held].into_iter().collect(), ..PrefixMatch::unknown() }
+        PrefixMatch {
+            block_size: 64,
+            blocks: 9,
+            workers: [held].into_iter().collect(),
+            ..PrefixMatch::unknown()
+        }
     }
 
     /// I-WAI-1: rounds.

@@ -342,6 +342,33 @@ fn what_is_found_after_a_preemption_counts_beside_what_was_found_first() {
     assert!((reused - 576.0 / 1_280.0).abs() < 1e-9, "{}", reused * 1_280.0);
 }
 
+/// X fills one of two workers for 50 s and Y the other. Z's prompt is Y's and a block more: beside Y it has room as soon
+/// as the scheduler knows that it needs little of its own, and not before one of them is over otherwise.
+#[test]
+fn who_shares_a_prompt_that_is_under_way_need_not_wait() {
+    let text = row("X", None, "x1", (0, 50_000), 51, &ids(1001, 1080))
+        + &row("Y", None, "y1", (0, 50_000), 51, &ids(1, 80))
+        + &row("Z", None, "z1", (0, 50_000), 1, &ids(1, 81));
+    let workload = read(&text);
+    let waited_ms = |predict: u64, relook: u64| {
+        let config = SimConfig {
+            engine: EngineConfig { pool_blocks: 100, ..seconds_per_token() },
+            workers: 2,
+            scheduler: scheduler_for("tandem").expect("a policy"),
+            predict: Duration::from_millis(predict),
+            relook: Duration::from_millis(relook),
+            ..SimConfig::default()
+        };
+        let report = simulate(&workload, &config);
+        assert_eq!(report.completed_requests, 3);
+        report.held_ms.max
+    };
+    assert!(waited_ms(0, 0) > 45_000.0, "{}", waited_ms(0, 0));
+    assert!(waited_ms(10_000, 0) < 1.0, "{}", waited_ms(10_000, 0));
+    let round = waited_ms(0, 250);
+    assert!((round - 250.0).abs() < 1.0, "{round}");
+}
+
 /// Nothing is computed again. The factor of 1.5 sinks e-fold in 90 s, for the minute after which what was heard is old.
 #[test]
 fn what_admission_learned_is_in_the_report() {

@@ -8,6 +8,10 @@ use tandem_bench_kvindex::candidate::{Candidate, Dynamo, Naive, Smg, Tandem, Tan
 use tandem_bench_kvindex::options::Options;
 use tandem_bench_kvindex::workload::{Load, Maker, Op};
 
+/// The product's, for all indexes.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Debug, Parser)]
 struct Args {
     #[command(flatten)]

@@ -1,6 +1,6 @@
 //! What becomes of turns and of their programs: let in, dispatched, over; paused, resumed, forgotten.
 
-use tandem_types::{ProgramKey, Time, TurnId, WorkerId};
+use tandem_types::{PrefixMatch, ProgramKey, Time, TurnId, WorkerId};
 
 use super::{Before, EXPIRE_PER_CALL_MAX, Left, Program, Slot, TOKENS_MAX, Table};
 use crate::contract::End;
@@ -41,6 +41,15 @@ impl Table {
         let (Some(key), Some(home)) = (program.key.as_deref(), program.home) else { return };
         let left = Left { program: key.clone(), worker: home, tokens: program.tokens };
         self.left.push(left);
+    }
+
+    /// Where the prompt of a turn lies now, if it is not computed yet; whether the turn waits.
+    pub(crate) fn found(&mut self, id: TurnId, prefix: &PrefixMatch) -> bool {
+        let Some(turn) = self.turns.get_mut(&id).filter(|turn| turn.first_after.is_none()) else {
+            return false;
+        };
+        turn.lies = Lies::new(prefix);
+        turn.waiting
     }
 
     /// A turn goes to a worker: what it takes is taken there.

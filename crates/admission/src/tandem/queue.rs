@@ -56,6 +56,13 @@ impl Tandem {
         self.next_look = (!self.table.waiting.is_empty()).then(|| now + LOOK);
     }
 
+    /// Whether a turn that waits could fit somewhere.
+    pub(super) fn may_fit(&mut self, now: Time, id: TurnId) -> bool {
+        self.renew(now);
+        let known = self.known(id);
+        known.is_some_and(|(turn, program)| !self.is_hopeless(turn, program, self.bound(), None))
+    }
+
     /// The first of those that wait.
     fn queue(&self, most: usize) -> Vec<TurnId> {
         let needs = |id| self.table.turn(id).map_or(0, |turn| turn.prompt);
