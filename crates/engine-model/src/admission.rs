@@ -47,13 +47,14 @@ impl EngineModel {
         if !self.tiers.any() {
             return [device; 3];
         }
-        let below = |disk: bool| {
+        let below = |from: u32, disk: bool| {
             let lies = |key: &u64| self.pool.contains(*key) || self.tiers.holds(*key, disk);
-            let rest = (device as usize..limit).map_while(|i| chain.get(i)).take_while(lies).count();
+            let rest = (from as usize..limit).map_while(|i| chain.get(i)).take_while(lies).count();
             // Bounded by `limit`.
-            device + rest as u32
+            from + rest as u32
         };
-        [device, below(false), below(true)]
+        let host = below(device, false);
+        [device, host, below(host, true)]
     }
 
     /// Moves the head of the queue, of which `cached` leading blocks are cached, into the batch and
