@@ -249,8 +249,7 @@ impl<'a> Sim<'a> {
     /// What is cached of prompts that wait is looked up anew, as a live gateway does.
     fn look(&mut self) {
         for turn in self.waiting.round(self.now) {
-            // It may have left by what was told of one before it.
-            let Some(live) = self.turns.get(&turn).filter(|live| live.held_since.is_some()) else { continue };
+            let Some(live) = self.turns.get(&turn) else { continue };
             let prefix = self.fleet.prefix(&live.work, self.now);
             if self.waiting.is_news(turn, &prefix) {
                 self.tell(Input::PrefixFound { turn, prefix });

@@ -59,7 +59,7 @@ impl Waiting {
     /// Whether what was found of a turn is new to the scheduler; it counts as told then.
     pub(crate) fn is_news(&mut self, turn: TurnId, found: &PrefixMatch) -> bool {
         let Some(told) = self.turns.get_mut(&turn) else { return false };
-        let same = (&found.workers, &found.shared) == (&told.workers, &told.shared);
+        let same = told.agrees(found);
         if !same {
             told.clone_from(found);
         }

@@ -111,6 +111,12 @@ impl PrefixMatch {
         self.block_size == 0
     }
 
+    /// Whether another match says the same of who holds how much, whenever and however it was found.
+    #[must_use]
+    pub fn agrees(&self, other: &Self) -> bool {
+        (&self.workers, &self.shared, &self.blind) == (&other.workers, &other.shared, &other.blind)
+    }
+
     /// What a worker holds; `None` = nothing is known of that worker.
     #[must_use]
     pub fn of(&self, worker: WorkerId) -> Option<WorkerPrefix> {

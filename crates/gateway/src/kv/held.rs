@@ -50,8 +50,7 @@ impl Held {
     fn is_news(&self, turn: TurnId, prefix: &PrefixMatch) -> bool {
         let mut waiting = self.lock();
         let Some((_, told)) = waiting.get_mut(&turn) else { return false };
-        let same =
-            (&prefix.workers, &prefix.shared, &prefix.blind) == (&told.workers, &told.shared, &told.blind);
+        let same = told.agrees(prefix);
         if !same {
             told.clone_from(prefix);
         }
